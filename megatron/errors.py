@@ -1,0 +1,94 @@
+"""What went wrong, where, and what to do: the errors that a user can cause and mend.
+
+A :class:`NeoXError` is the user's to mend: its text is shown without a traceback. Any other
+exception is a fault of this project and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+
+# A rank whose error is the same on every rank waits this long (seconds) for rank 0 to say it
+# before it ends, because the launcher stops the whole job as soon as the first rank has ended.
+_SPEAKER_HEAD_START = 2.0
+
+EXIT_USER_ERROR = 2
+EXIT_FAULT = 1
+
+
+class NeoXError(Exception):
+    """A mistake in the input, the configuration or the surroundings.
+
+    Args:
+        message: where it is, what was found, what was expected and what to do, in at most ten lines.
+        everywhere: every rank raises this same error, so that one of them is enough to say it.
+    """
+
+    def __init__(self, message: str, *, everywhere: bool = False) -> None:
+        super().__init__(message)
+        self.everywhere = everywhere
+
+
+class ConfigError(NeoXError):
+    """The configuration cannot be run as it is written."""
+
+
+class LaunchError(NeoXError):
+    """The processes of a run could not be started as asked."""
+
+
+class DataError(NeoXError):
+    """Text, token files or index files are not what they should be."""
+
+
+class TokenizerError(NeoXError):
+    """A vocabulary file is missing, broken or does not fit."""
+
+
+class BarrierError(NeoXError):
+    """What another process should have put on the file system never came, or its builder failed."""
+
+
+class CheckpointError(NeoXError):
+    """A checkpoint cannot be written, or what is there cannot be read."""
+
+
+class TrainingError(NeoXError):
+    """The run itself went wrong: a loss or a gradient that is no number, for example."""
+
+
+def run_door(main: Callable[[], int | None]) -> None:
+    """Run a program's ``main`` and end the process with a status that tells the truth.
+
+    A :class:`NeoXError` is shown as text, anything else with its traceback. The process then ends at
+    once, without waiting for helper threads or collectives that no peer will ever complete.
+    """
+    rank = os.environ.get("RANK")
+    try:
+        status = main() or 0
+    except NeoXError as error:
+        if error.everywhere and rank not in (None, "0"):
+            time.sleep(_SPEAKER_HEAD_START)
+        else:
+            where = f"rank {rank}: " if rank is not None and not error.everywhere else ""
+            sys.stderr.write(f"{where}error: {error}\n")
+        status = EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        status = 130
+    except SystemExit as stop:  # argparse ends this way
+        status = stop.code if isinstance(stop.code, int) else EXIT_USER_ERROR
+        if isinstance(stop.code, str):
+            sys.stderr.write(stop.code + "\n")
+    except BaseException:
+        prefix = f"rank {rank}: " if rank is not None else ""
+        sys.stderr.write("".join(prefix + line for line in traceback.format_exc().splitlines(True)))
+        status = EXIT_FAULT
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if status:
+        os._exit(status)
+    sys.exit(0)
