@@ -1,0 +1,74 @@
+"""The one file that knows accelerators: everything else asks here and runs on a CPU just as well."""
+
+from __future__ import annotations
+
+import os
+import resource
+from functools import lru_cache
+
+import torch
+
+_MIB = 1024 * 1024
+
+
+def device_kind() -> str:
+    """``cuda`` where an accelerator is visible and not switched off, else ``cpu``."""
+    if os.environ.get("DS_ACCELERATOR") == "cpu":
+        return "cpu"
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def local_device(local_rank: int) -> torch.device:
+    """The device of the ``local_rank``-th process of this node, made current."""
+    if device_kind() == "cpu":
+        return torch.device("cpu")
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
+
+
+def device_count() -> int:
+    """Number of visible accelerators; 0 on a machine without."""
+    return torch.cuda.device_count() if device_kind() == "cuda" else 0
+
+
+def default_backend() -> str:
+    """The collectives' library for :func:`device_kind`."""
+    return "nccl" if device_kind() == "cuda" else "gloo"
+
+
+@lru_cache(maxsize=1)
+def has_native_half_matmul() -> bool:
+    """Whether this device multiplies bf16 matrices at speed.
+
+    x86 CPUs without AVX512-BF16 or AMX emulate them 50 to 80 times slower than fp32; there the
+    parallel layers cast to fp32, multiply, and cast the result back.
+    """
+    if device_kind() == "cuda":
+        return True
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def device_name(device: torch.device) -> str:
+    """A name for people, such as ``NVIDIA H200`` or ``cpu``."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done all that was asked of it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def peak_memory_mib(device: torch.device) -> float:
+    """Most memory that this process has held, in MiB: on the accelerator, else resident."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / _MIB
+    # ru_maxrss counts KiB on Linux.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def total_memory_mib(device: torch.device) -> float:
+    """Memory that the device has, in MiB."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory / _MIB
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _MIB
