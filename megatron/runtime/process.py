@@ -1,0 +1,87 @@
+"""Start and end this process as one rank of a run."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from dataclasses import replace
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from megatron import logging as neox_logging
+from megatron.errors import LaunchError
+from megatron.runtime.device import default_backend, local_device
+from megatron.runtime.stock_deepspeed import deepspeed
+from megatron.runtime.world import World
+
+# Waits that can be long (an index being built, a slow save) happen on the file system. In a
+# collective nobody is ever this late unless something is wrong.
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+
+
+def start_process(backend: str | None = None) -> World:
+    """Join the run that the launcher's variables describe and return this process's place in it.
+
+    Without such variables this is a run of one process, on a port that is free. Initialises the
+    default process group (DeepSpeed needs one even for one process), a gloo group for start-up
+    talk, and the logger.
+
+    Args:
+        backend: ``nccl`` or ``gloo``; None chooses by device.
+
+    Raises:
+        LaunchError: the variables contradict each other, or the ranks cannot reach each other.
+    """
+    world = World.from_env()
+    neox_logging.configure(world.rank)
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    if "MASTER_PORT" not in os.environ:
+        if world.size > 1:
+            raise LaunchError(
+                f"environment: WORLD_SIZE={world.size} but MASTER_PORT is not set: start the ranks "
+                "with ./deepy.py, torchrun or deepspeed, or set MASTER_ADDR and MASTER_PORT"
+            )
+        os.environ["MASTER_PORT"] = str(_free_port())
+    for name, number in (("RANK", world.rank), ("WORLD_SIZE", world.size)):
+        os.environ.setdefault(name, str(number))
+    os.environ.setdefault("LOCAL_RANK", str(world.local_rank))
+    local_device(world.local_rank)
+    backend = backend or default_backend()
+    try:
+        deepspeed.init_distributed(
+            dist_backend=backend,
+            auto_mpi_discovery=False,
+            verbose=False,
+            timeout=COLLECTIVE_TIMEOUT,
+        )
+    except (dist.DistError, RuntimeError, OSError) as error:
+        raise LaunchError(_rendezvous_text(error)) from error
+    group = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo")
+    world = replace(world, cpu_group=group)
+    return replace(world, run_id=world.broadcast(uuid.uuid4().hex[:12]))
+
+
+def end_process() -> None:
+    """Leave the process group in order, at the end of a run that went well."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _rendezvous_text(error: Exception) -> str:
+    address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    first_line = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+    advice = (
+        "the port is taken by another program: set master_port to a free one, or leave it out"
+        if "in use" in str(error) or "EADDRINUSE" in str(error)
+        else "check MASTER_ADDR, MASTER_PORT and the firewall between the hosts"
+    )
+    return f"the ranks could not meet at {address}\n  found: {first_line}\n  to do: {advice}"

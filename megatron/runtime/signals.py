@@ -1,0 +1,54 @@
+"""A polite stop: the first SIGTERM or SIGINT asks, the second one ends.
+
+Schedulers send SIGTERM before they kill, people press Ctrl-C. The training loop looks at
+:attr:`StopRequest.signal_name` once a step, agrees on it with all ranks, saves and ends.
+"""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType, TracebackType
+from typing import Any
+
+
+class StopRequest:
+    """Within ``with StopRequest() as stop:`` remembers which stop signal came.
+
+    The earlier handlers come back at the second signal (which then has its usual effect at the next
+    one) and at the end of the block.
+    """
+
+    SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+    def __init__(self) -> None:
+        self.signal_name: str | None = None
+        self._earlier: dict[signal.Signals, Any] = {}
+
+    @property
+    def asked(self) -> bool:
+        return self.signal_name is not None
+
+    def __enter__(self) -> StopRequest:
+        for number in self.SIGNALS:
+            self._earlier[number] = signal.signal(number, self._remember)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._restore()
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        if self.asked and number == signal.SIGINT:
+            # Whoever presses Ctrl-C twice does not want to wait for a save.
+            self._restore()
+            raise KeyboardInterrupt
+        self.signal_name = signal.Signals(number).name
+
+    def _restore(self) -> None:
+        for number, handler in self._earlier.items():
+            signal.signal(number, handler)
+        self._earlier.clear()

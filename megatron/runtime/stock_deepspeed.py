@@ -1,0 +1,32 @@
+"""Stock DeepSpeed, imported in the one order in which it starts quickly and quietly.
+
+Importing this module is its work, the only such module of the project: DeepSpeed chooses its
+accelerator and warns about it while it is imported, so the choice must be made before. Everything
+that needs DeepSpeed says ``from megatron.runtime.stock_deepspeed import deepspeed``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+
+from megatron.runtime.device import device_kind
+
+# Unset, DeepSpeed probes for every accelerator it knows and prints what it found.
+os.environ.setdefault("DS_ACCELERATOR", device_kind())
+
+# torch renamed its tensor collectives; DeepSpeed still calls the old names.
+warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+warnings.filterwarnings("ignore", category=FutureWarning, module=r"deepspeed")
+
+import deepspeed  # noqa: E402
+import deepspeed.ops  # noqa: E402
+
+# With this op marked compatible, init_distributed compiles C++ for a minute on first use, and
+# fails without a compiler. Only inference_all_reduce, which nothing here calls, would use it.
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+
+__all__ = ["deepspeed"]

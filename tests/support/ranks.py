@@ -1,0 +1,150 @@
+"""Real processes for tests in which ranks matter.
+
+:func:`run_ranks` starts N processes that form a gloo process group over loopback and calls one
+function in each of them::
+
+    def sum_of_ranks(world: World, factor: int) -> int:
+        return sum(world.all_gather(world.rank * factor))
+
+    assert run_ranks(2, sum_of_ranks, 10) == [10, 10]
+
+The function must be importable by name (module level). A fork server that has imported torch and
+DeepSpeed already makes each world cost well under a second beyond the work itself.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["tests.support.preload"])
+
+
+@dataclass
+class Outcome:
+    """How one rank ended: its value, or the text of its error with the traceback, or a bare exit code."""
+
+    rank: int
+    value: Any = None
+    error: str | None = None
+    exit_code: int | None = None
+    seconds: float = 0.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _rank_main(
+    pipe: multiprocessing.connection.Connection,
+    rank: int,
+    size: int,
+    port: int,
+    env: dict[str, str],
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+) -> None:
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(size),
+        LOCAL_RANK=str(rank),
+        LOCAL_WORLD_SIZE=str(size),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        **env,
+    )
+    start = time.monotonic()
+    try:
+        from megatron.runtime.process import end_process, start_process
+
+        world = start_process()
+        value = function(world, *args)
+        pipe.send(Outcome(rank, value=value, seconds=time.monotonic() - start))
+        end_process()
+    except BaseException:
+        seconds = time.monotonic() - start
+        pipe.send(Outcome(rank, error=traceback.format_exc(), seconds=seconds))
+        pipe.close()
+        os._exit(1)
+    pipe.close()
+    os._exit(0)
+
+
+def run_outcomes(
+    size: int,
+    function: Callable[..., Any],
+    *args: Any,
+    timeout: float = 120.0,
+    env: dict[str, str] | None = None,
+    env_of_rank: Callable[[int], dict[str, str]] | None = None,
+) -> list[Outcome]:
+    """Like :func:`run_ranks`, but failures are returned as :class:`Outcome` too.
+
+    ``env_of_rank`` gives variables of one rank, such as another ``LOCAL_RANK`` for a second "node".
+    Ranks that have not ended after ``timeout`` seconds are killed and come back with exit code -9.
+    """
+    port = free_port()
+    started = []
+    for rank in range(size):
+        ours, theirs = _context.Pipe(duplex=False)
+        variables = dict(env or {}) | (env_of_rank(rank) if env_of_rank else {})
+        process = _context.Process(
+            target=_rank_main, args=(theirs, rank, size, port, variables, function, args)
+        )
+        process.start()
+        theirs.close()
+        started.append((process, ours))
+    deadline = time.monotonic() + timeout
+    outcomes = []
+    for rank, (process, pipe) in enumerate(started):
+        outcome = Outcome(rank)
+        try:
+            if pipe.poll(max(0.0, deadline - time.monotonic())):
+                outcome = pipe.recv()
+        except EOFError:
+            pass  # the process was killed before it could say anything: its exit code tells
+        outcomes.append(outcome)
+    for outcome, (process, pipe) in zip(outcomes, started, strict=True):
+        process.join(max(0.1, deadline - time.monotonic()))
+        if process.is_alive():
+            process.kill()
+            process.join()
+        outcome.exit_code = process.exitcode
+        pipe.close()
+    return outcomes
+
+
+def run_ranks(
+    size: int,
+    function: Callable[..., Any],
+    *args: Any,
+    timeout: float = 120.0,
+    env: dict[str, str] | None = None,
+    env_of_rank: Callable[[int], dict[str, str]] | None = None,
+) -> list[Any]:
+    """Call ``function(world, *args)`` in ``size`` processes and return their values in rank order.
+
+    Raises:
+        AssertionError: a rank raised, was killed, or did not end within ``timeout`` seconds.
+    """
+    outcomes = run_outcomes(
+        size, function, *args, timeout=timeout, env=env, env_of_rank=env_of_rank
+    )
+    failed = [o for o in outcomes if o.error is not None or o.exit_code != 0]
+    if failed:
+        first = min(failed, key=lambda o: (o.error is None, o.seconds))
+        raise AssertionError(
+            f"{len(failed)} of {size} ranks failed; first: rank {first.rank}, "
+            f"exit code {first.exit_code}\n{first.error or '(no error text)'}"
+        )
+    return [o.value for o in outcomes]
