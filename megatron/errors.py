@@ -83,7 +83,7 @@ def run_door(main: Callable[[], int | None]) -> None:
         status = stop.code if isinstance(stop.code, int) else EXIT_USER_ERROR
         if isinstance(stop.code, str):
             sys.stderr.write(stop.code + "\n")
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - shown whole, and the status says so
         prefix = f"rank {rank}: " if rank is not None else ""
         sys.stderr.write("".join(prefix + line for line in traceback.format_exc().splitlines(True)))
         status = EXIT_FAULT

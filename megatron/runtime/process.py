@@ -8,7 +8,6 @@ import uuid
 from dataclasses import replace
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
 
 from megatron import logging as neox_logging

@@ -1,4 +1,4 @@
-"""What every test process needs, imported once in the fork server so that a rank starts in tenths of a second."""
+"""What every rank of a test needs, imported once in the fork server: ranks then start at once."""
 
 import os
 
@@ -6,6 +6,6 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-import torch._dynamo
+import torch._dynamo  # noqa: F401
 
 import megatron.runtime.stock_deepspeed  # noqa: F401

@@ -106,7 +106,7 @@ def run_outcomes(
         started.append((process, ours))
     deadline = time.monotonic() + timeout
     outcomes = []
-    for rank, (process, pipe) in enumerate(started):
+    for rank, (_, pipe) in enumerate(started):
         outcome = Outcome(rank)
         try:
             if pipe.poll(max(0.0, deadline - time.monotonic())):
