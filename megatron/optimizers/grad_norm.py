@@ -1,0 +1,43 @@
+"""The norm of all gradients, for the one case in which DeepSpeed does not report it.
+
+Under ZeRO stage 0 in fp32 DeepSpeed clips, but tells no norm and steps with whatever it finds, NaN
+included. So the norm is taken here, between the last backward and the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+class ModelAxis(Protocol):
+    """What is asked of the parallel layout."""
+
+    def get_model_parallel_rank(self) -> int: ...
+    def get_model_parallel_world_size(self) -> int: ...
+    def get_model_parallel_group(self) -> dist.ProcessGroup | None: ...
+
+
+def global_grad_norm(parameters: Iterable[nn.Parameter], groups: ModelAxis) -> float:
+    """L2 norm of the (already data-reduced) gradients of the whole model.
+
+    A parameter that is the same on every model-parallel rank counts once: those that are sharded
+    carry ``model_parallel = True``, all others are counted on model rank 0 only.
+    """
+    first = groups.get_model_parallel_rank() == 0
+    grads = [
+        p.grad
+        for p in parameters
+        if p.grad is not None and (first or getattr(p, "model_parallel", False))
+    ]
+    # One fused pass over all tensors; the sum of squares then runs in fp64, so that the order of
+    # layers and shards does not show in the digits that are logged.
+    norms = torch._foreach_norm(grads) if grads else [torch.zeros(())]
+    total = torch.stack([n.double() for n in norms]).square().sum()
+    if groups.get_model_parallel_world_size() > 1:
+        dist.all_reduce(total, group=groups.get_model_parallel_group())
+    return float(total.sqrt())

@@ -1,0 +1,1 @@
+"""A training run: set-up, steps, evaluation, when to save, when to stop."""

@@ -1,0 +1,54 @@
+"""The mean loss of the model on a run of batches, without touching a gradient or a generator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from megatron.data.loader import StepBatch
+from megatron.losses import loss_sum
+from megatron.mpu import ParallelGroups
+
+
+@dataclass(frozen=True)
+class LossTotal:
+    """Attributes: ``loss_sum`` in nats over ``tokens`` valid tokens, on all data ranks."""
+
+    loss_sum: float
+    tokens: int
+
+    @property
+    def mean(self) -> float:
+        """Nats per token."""
+        return self.loss_sum / max(1, self.tokens)
+
+
+@torch.no_grad()
+def total_loss(
+    model: nn.Module, batches: Iterable[StepBatch], groups: ParallelGroups, device: torch.device
+) -> LossTotal:
+    """Sum the loss over ``batches`` (this rank's part of them) and over all data ranks.
+
+    The model is in evaluation mode meanwhile and is left in the mode in which it came.
+    """
+    was_training = model.training
+    model.eval()
+    # Sums in fp64: thousands of batches of thousands of tokens each.
+    total = torch.zeros(2, dtype=torch.float64, device=device)
+    try:
+        for batch in batches:
+            tokens, mask = batch.tokens.to(device), batch.loss_mask.to(device)
+            for micro in range(tokens.shape[0]):
+                logits = model(tokens[micro, :, :-1])
+                total[0] += loss_sum(logits, tokens[micro, :, 1:], mask[micro], groups)
+                total[1] += mask[micro].sum()
+    finally:
+        model.train(was_training)
+    if groups.get_data_parallel_world_size() > 1:
+        dist.all_reduce(total, group=groups.get_data_parallel_group())
+    loss, tokens_seen = total.tolist()
+    return LossTotal(loss, int(tokens_seen))

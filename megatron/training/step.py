@@ -1,0 +1,147 @@
+"""One optimizer step: micro-batches forward and backward, one agreement of all ranks, one update.
+
+The loss of a step is the sum over all its valid tokens, divided by how many there are in the whole
+global batch. A mean of per-rank means would weigh a rank with few valid tokens like a full one.
+DeepSpeed divides gradients by the number of micro-batches and of data ranks; each micro-loss is
+multiplied by both beforehand, so that what remains is exactly 1 / valid tokens.
+
+Shapes: a = micro-batches of a step on one rank, b = micro-batch size, s = sequence length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from megatron.data.loader import StepBatch
+from megatron.errors import TrainingError
+from megatron.losses import loss_sum
+from megatron.mpu import ParallelGroups
+from megatron.optimizers import global_grad_norm
+from megatron.runtime.seeds import seed_dropout
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """What a step needs to know beside the model and the data.
+
+    Attributes:
+        device: where this rank computes.
+        groups: the parallel layout.
+        seed: the run's seed, for dropout.
+        has_dropout: whether generators need seeding at all.
+        zero_stage: stage that the engine runs.
+    """
+
+    device: torch.device
+    groups: ParallelGroups
+    seed: int
+    has_dropout: bool
+    zero_stage: int
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Attributes:
+    loss: mean loss over the valid tokens of the global batch, in nats per token.
+    grad_norm: L2 norm of the gradient of that loss, before clipping.
+    stop: whether any rank was asked to stop.
+    """
+
+    loss: float
+    grad_norm: float
+    stop: bool
+
+
+def train_step(
+    engine: Any,
+    batch: StepBatch,
+    settings: StepSettings,
+    *,
+    step: int,
+    learning_rate: float,
+    stop_asked: bool = False,
+) -> StepResult:
+    """Do the 0-based ``step`` on ``batch`` (tokens ``[a, b, s+1]``, loss mask ``[a, b, s]``).
+
+    Raises:
+        TrainingError: the loss or the gradient norm is not finite; the weights are then as before.
+    """
+    groups = settings.groups
+    for group in engine.optimizer.param_groups:
+        group["lr"] = learning_rate
+    tokens = batch.tokens.to(settings.device, non_blocking=True)
+    mask = batch.loss_mask.to(settings.device, non_blocking=True)
+    data_size = groups.get_data_parallel_world_size()
+    valid = _global_count(mask, groups)
+    # A step without one valid token has the gradient 0, not 0 / 0.
+    scale = tokens.shape[0] * data_size / max(1, valid)
+    local_sum = torch.zeros((), dtype=torch.float64, device=settings.device)
+    micro_batches = tokens.shape[0]
+    for micro in range(micro_batches):
+        if settings.has_dropout:
+            seed_dropout(
+                settings.seed,
+                step=step,
+                micro_batch=micro,
+                data_rank=groups.get_data_parallel_rank(),
+                model_rank=groups.get_model_parallel_rank(),
+            )
+        logits = engine(tokens[micro, :, :-1])
+        loss = loss_sum(logits, tokens[micro, :, 1:], mask[micro], groups)
+        local_sum += loss.detach()
+        engine.backward(loss * scale)
+        if micro + 1 < micro_batches:
+            engine.step()
+    loss_value, stop = _agree(local_sum, stop_asked, groups)
+    loss_value /= max(1, valid)
+    _require_finite("the loss", loss_value, step)
+    # Stage 0 neither reports the norm nor stops at a bad one, so it is taken before the update.
+    # From stage 1 on DeepSpeed takes it inside step() and skips the update when it is not finite.
+    grad_norm = 0.0
+    if settings.zero_stage == 0:
+        grad_norm = global_grad_norm(engine.module.parameters(), groups)
+        _require_finite("the gradient norm", grad_norm, step)
+    engine.step()
+    if settings.zero_stage > 0:
+        grad_norm = float(engine.get_global_grad_norm())
+        _require_finite("the gradient norm", grad_norm, step)
+    return StepResult(loss_value, grad_norm, stop)
+
+
+def _global_count(mask: torch.Tensor, groups: ParallelGroups) -> int:
+    """Valid tokens of the global batch."""
+    count = mask.sum(dtype=torch.int64)
+    if groups.get_data_parallel_world_size() > 1:
+        dist.all_reduce(count, group=groups.get_data_parallel_group())
+    return int(count)
+
+
+def _agree(
+    local_sum: torch.Tensor, stop_asked: bool, groups: ParallelGroups
+) -> tuple[float, bool]:
+    """The sum of all data ranks' losses, and whether any of them was asked to stop.
+
+    Both travel in one collective, so that asking costs nothing. Only ranks that hold different data
+    are asked: the others of a replica get the same signal from their launcher.
+    """
+    both = torch.stack([local_sum, local_sum.new_tensor(float(stop_asked))])
+    if groups.get_data_parallel_world_size() > 1:
+        dist.all_reduce(both, group=groups.get_data_parallel_group())
+    total, stops = both.tolist()
+    return total, stops > 0
+
+
+def _require_finite(what: str, value: float, step: int) -> None:
+    if value == value and abs(value) != float("inf"):
+        return
+    raise TrainingError(
+        f"step {step + 1}: {what} is {value}; the weights were not updated in this step\n"
+        "  often: a learning rate that is too high, too short a warm-up, or broken data\n"
+        "  to do: resume from an earlier checkpoint (--iteration N) with a lower lr, a longer "
+        "warmup or a lower gradient_clipping",
+        everywhere=True,
+    )
