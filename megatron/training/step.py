@@ -120,9 +120,7 @@ def _global_count(mask: torch.Tensor, groups: ParallelGroups) -> int:
     return int(count)
 
 
-def _agree(
-    local_sum: torch.Tensor, stop_asked: bool, groups: ParallelGroups
-) -> tuple[float, bool]:
+def _agree(local_sum: torch.Tensor, stop_asked: bool, groups: ParallelGroups) -> tuple[float, bool]:
     """The sum of all data ranks' losses, and whether any of them was asked to stop.
 
     Both travel in one collective, so that asking costs nothing. Only ranks that hold different data

@@ -1,0 +1,60 @@
+"""Protects how a program ends: status, and what is shown."""
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+from megatron.errors import DataError, run_door
+def main():
+    {body}
+run_door(main)
+"""
+
+
+def run(body: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(body=body)],
+        env=dict(env),
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "shown"),
+    [
+        ("return None", 0, ""),
+        ("return 3", 3, ""),
+        ("raise DataError('a.bin: cut')", 2, "error: a.bin: cut\n"),
+        ("raise SystemExit('no such flag')", 2, "no such flag\n"),
+        ("raise KeyboardInterrupt", 130, ""),
+    ],
+)
+def test_status_and_text(body: str, status: int, shown: str) -> None:
+    done = run(body)
+    assert (done.returncode, done.stderr) == (status, shown)
+
+
+def test_a_fault_keeps_its_traceback() -> None:
+    done = run("raise ValueError('ours')")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert "ValueError: ours" in done.stderr
+
+
+def test_an_error_of_all_ranks_is_said_once() -> None:
+    body = "raise DataError('everyone sees it', everywhere=True)"
+    assert run(body, RANK="0").stderr == "error: everyone sees it\n"
+    assert run(body, RANK="1").stderr == ""
+    assert run(body, RANK="1").returncode == 2
+    assert run("raise DataError('mine')", RANK="1").stderr == "rank 1: error: mine\n"
+
+
+def test_a_failing_program_does_not_wait_for_its_threads() -> None:
+    body = (
+        "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start(); return 5"
+    )
+    assert run(body).returncode == 5
