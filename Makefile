@@ -1,0 +1,47 @@
+# The two commands of the README, and the ones beside them. Everything is installed into .venv.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: help install quickstart test test-all lint format clean
+
+help:
+	@echo "make quickstart   install, tokenize, train, resume, evaluate and generate on this machine's CPU"
+	@echo "make test         install what the tests need and run them (under 6 minutes on 2 cores)"
+	@echo "make test-all     the slow tests too"
+	@echo "make lint         ruff and mypy"
+	@echo "make format       let ruff lay the code out"
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: requirements.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt
+	@touch $@
+
+$(VENV)/.installed-tests: $(VENV)/.installed tests/requirements.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt -r tests/requirements.txt
+	@touch $@
+
+quickstart: $(VENV)/.installed
+	@$(BIN)/python tools/quickstart/quickstart.py
+
+test: lint
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: lint
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-tests
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .pytest_cache .mypy_cache .ruff_cache quickstart_run
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

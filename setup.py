@@ -1,0 +1,32 @@
+"""Packaging: ``pip install -e .`` makes ``megatron`` importable from anywhere."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+
+
+def requirements() -> list[str]:
+    lines = (HERE / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    return [line.split("#")[0].strip() for line in lines if line.split("#")[0].strip()]
+
+
+def version() -> str:
+    for line in (HERE / "megatron" / "__init__.py").read_text(encoding="utf-8").splitlines():
+        if line.startswith("__version__"):
+            return line.split('"')[1]
+    raise RuntimeError("megatron/__init__.py: no line __version__ = \"…\" found")
+
+
+setup(
+    name="megatron-trainer",
+    version=version(),
+    description="A YAML-driven trainer for large autoregressive language models",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10",
+    packages=find_packages(include=["megatron", "megatron.*"]),
+    install_requires=requirements(),
+)
