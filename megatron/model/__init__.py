@@ -1,0 +1,6 @@
+"""The dense decoder as a list of layers. Start reading at :mod:`megatron.model.gpt2_model`."""
+
+from megatron.model.gpt2_model import GPT2Model
+from megatron.model.kv_cache import KVCache
+
+__all__ = ["GPT2Model", "KVCache"]

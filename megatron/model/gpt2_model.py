@@ -1,0 +1,135 @@
+"""The dense decoder as a list of layers (:mod:`megatron.model.layout` has the list and its names).
+
+Shapes: b sequences, s tokens, h hidden, v padded vocabulary (one rank's part of it where the
+vocabulary is split). Hidden states are [b, s, h] throughout. Built in fp32; cast it as a whole for a
+half-precision run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from megatron.model import layout
+from megatron.model.init_functions import initialize_layer
+from megatron.model.kv_cache import KVCache
+from megatron.model.positional_embeddings import RotaryTable
+from megatron.model.transformer import TransformerLayer
+from megatron.model.word_embeddings import Embedding, FinalNorm, Head, TiedHead
+from megatron.mpu.groups import ParallelGroups
+
+if TYPE_CHECKING:
+    from megatron.neox_arguments import ModelArgs
+
+
+def layer_factories(
+    model: ModelArgs, *, padded_vocab_size: int, groups: ParallelGroups
+) -> list[Callable[[], nn.Module]]:
+    """What makes each layer of the list, in order; a pipeline stage calls only those it holds."""
+    rotary = None
+    if model.pos_emb == "rotary":
+        width = int(model.head_dim * model.rotary_pct)
+        rotary = RotaryTable(width, model.rotary_emb_base, model.max_position_embeddings)
+    blocks: list[Callable[[], nn.Module]] = [
+        partial(TransformerLayer, model, number, groups=groups, rotary=rotary)
+        for number in range(model.num_layers)
+    ]
+    head: Callable[[], nn.Module] = (
+        partial(Head, model, padded_vocab_size, groups=groups)
+        if model.no_weight_tying
+        else partial(TiedHead, groups=groups)
+    )
+    return [
+        partial(Embedding, model, padded_vocab_size, groups=groups),
+        nn.Identity,
+        *blocks,
+        nn.Identity,
+        partial(FinalNorm, model),
+        head,
+    ]
+
+
+class GPT2Model(nn.Module):
+    """A causal language model.
+
+    Args:
+        model: the model's section of the configuration.
+        padded_vocab_size: rows of the embedding over all model-parallel ranks.
+        groups: the layout of ranks.
+        seed: of the initial weights, which depend on nothing else of the run.
+        checkpoint_activations: recompute activations in the backward pass instead of keeping them.
+        checkpoint_num_layers: how many transformer layers are recomputed at a time.
+
+    Attributes:
+        sequential: the layer list; parameters are named ``sequential.<number>.<name in the layer>``.
+    """
+
+    def __init__(
+        self,
+        model: ModelArgs,
+        *,
+        padded_vocab_size: int,
+        groups: ParallelGroups,
+        seed: int,
+        checkpoint_activations: bool = False,
+        checkpoint_num_layers: int = 1,
+    ) -> None:
+        super().__init__()
+        self.model_args = model
+        self.groups = groups
+        self.padded_vocab_size = padded_vocab_size
+        self.checkpoint_activations = checkpoint_activations
+        self.checkpoint_num_layers = checkpoint_num_layers
+        factories = layer_factories(model, padded_vocab_size=padded_vocab_size, groups=groups)
+        self.sequential = nn.ModuleList(make() for make in factories)
+        for index, layer in enumerate(self.sequential):
+            initialize_layer(layer, index, model, seed=seed, groups=groups)
+
+    def forward(
+        self, tokens: Tensor, cache: KVCache | None = None, position_ids: Tensor | None = None
+    ) -> Tensor:
+        """Logits of the token after each of ``tokens``.
+
+        Args:
+            tokens: [b, s] ids.
+            cache: keys and values of earlier tokens; those of ``tokens`` are added to it.
+            position_ids: [b, s] positions in the sequence, 0 ... s - 1 unless given. With a cache,
+                a token looks at all slots up to its own position.
+
+        Returns:
+            [b, s, v] in the type of the weights.
+        """
+        embedding, *_, norm, head = self.sequential
+        x = self._blocks(embedding(tokens, position_ids), cache, position_ids)
+        x = norm(x)
+        if isinstance(head, TiedHead):
+            return head(x, embedding.word_embeddings.weight)  # type: ignore[arg-type, union-attr]
+        return head(x)  # type: ignore[no-any-return]
+
+    def _blocks(self, x: Tensor, cache: KVCache | None, positions: Tensor | None) -> Tensor:
+        """The transformer layers: [b, s, h] -> [b, s, h]."""
+        blocks = self.sequential[layout.FIRST_BLOCK : layout.after_blocks(self.num_layers)]
+        if not (self.checkpoint_activations and self.training):
+            for block in blocks:
+                x = block(x, cache, positions)
+            return x
+        assert cache is None, "a cache is for generation; activation checkpointing is for training"
+
+        def run(x: Tensor, start: int) -> Tensor:
+            for block in blocks[start : start + self.checkpoint_num_layers]:
+                x = block(x, None, positions)
+            return x
+
+        for start in range(0, len(blocks), self.checkpoint_num_layers):
+            # torch stores the generator's state and restores it: dropout draws the same numbers.
+            x = checkpoint(run, x, start, use_reentrant=False)
+        return x
+
+    @property
+    def num_layers(self) -> int:
+        """L, the number of transformer layers."""
+        return len(self.sequential) - 5

@@ -1,0 +1,71 @@
+"""Keys and values of the tokens that a model has already read, for generation.
+
+A token's slot is its position in its own sequence: sequences of different lengths sit side by side,
+each from slot 0 on, and a query at position p looks at slots 0 ... p of its row. What padding left in
+later slots is never looked at, and is overwritten when the sequence gets there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from megatron.mpu.groups import ParallelGroups
+from megatron.mpu.layers import divide
+
+if TYPE_CHECKING:
+    from megatron.neox_arguments import ModelArgs
+
+
+class KVCache:
+    """Storage for ``batch`` sequences of up to ``length`` tokens, for all layers of this rank.
+
+    Args:
+        model: the model's section of the configuration.
+        batch: b sequences.
+        length: t tokens a sequence.
+        groups: the layout of ranks; each model-parallel rank stores its own heads.
+        dtype, device: of the model's activations.
+    """
+
+    def __init__(
+        self,
+        model: ModelArgs,
+        *,
+        batch: int,
+        length: int,
+        groups: ParallelGroups,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        size = groups.get_model_parallel_world_size()
+        heads = divide(model.kv_heads, size, "the number of key/value heads")
+        shape = (model.num_layers, 2, batch, length, heads, model.head_dim)
+        self.length = length
+        self._store = torch.zeros(shape, dtype=dtype, device=device)
+        self._rows = torch.arange(batch, device=device).unsqueeze(1)
+
+    def extend(
+        self, layer: int, keys: Tensor, values: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Put new keys and values of one layer into their slots.
+
+        Args:
+            layer: number of the transformer layer, from 0 on.
+            keys, values: [b, s, kv, d].
+            positions: [b, s] slots.
+
+        Returns:
+            All keys and values of the layer, [b, t, kv, d]; those of unread slots mean nothing.
+        """
+        stored_keys, stored_values = self._store[layer]
+        stored_keys[self._rows, positions] = keys
+        stored_values[self._rows, positions] = values
+        return stored_keys, stored_values
+
+    def select(self, rows: Tensor) -> None:
+        """Keep only the sequences ``rows`` [new b], in that order."""
+        self._store = self._store[:, :, rows]
+        self._rows = self._rows[: rows.numel()]

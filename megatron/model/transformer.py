@@ -1,0 +1,155 @@
+"""A transformer layer: causal self-attention and an MLP around a residual stream.
+
+Shapes: b sequences, s tokens, h hidden, n query heads, k key/value heads, d features of a head, f MLP
+width, t slots of a cache. With model-parallel ranks, n, k and f are what one rank holds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from megatron.model import layout
+from megatron.model.activations import get_activation, is_gated
+from megatron.model.kv_cache import KVCache
+from megatron.model.norms import build_norm
+from megatron.model.positional_embeddings import RotaryTable, rotate
+from megatron.mpu.groups import ParallelGroups
+from megatron.mpu.layers import ColumnParallelLinear, RowParallelLinear, divide
+from megatron.mpu.matmul import attend
+
+if TYPE_CHECKING:
+    from megatron.neox_arguments import ModelArgs
+
+
+class SelfAttention(nn.Module):
+    """Multi-head or grouped-query causal attention with optional rotary positions."""
+
+    def __init__(
+        self, model: ModelArgs, number: int, *, groups: ParallelGroups, rotary: RotaryTable | None
+    ) -> None:
+        super().__init__()
+        size = groups.get_model_parallel_world_size()
+        self.number = number
+        self.heads = divide(model.num_attention_heads, size, "num_attention_heads")
+        self.kv_heads = divide(model.kv_heads, size, "num_kv_heads")
+        self.head_dim = model.head_dim
+        self.grouped = layout.uses_grouped_heads(model)
+        self.dropout = model.attention_dropout
+        self.rotary = rotary
+        width = model.num_attention_heads * model.head_dim
+        bias = model.use_bias_in_attn_linear
+        self.query_key_value = ColumnParallelLinear(
+            model.hidden_size, sum(layout.query_key_value_rows(model)), groups=groups, bias=bias
+        )
+        self.dense = RowParallelLinear(width, model.hidden_size, groups=groups, bias=bias)
+
+    def forward(self, x: Tensor, cache: KVCache | None, positions: Tensor | None) -> Tensor:
+        """[b, s, h] -> [b, s, h]; see :meth:`GPT2Model.forward` for ``cache`` and ``positions``."""
+        query, key, value = self._project(x, positions)
+        mask = None
+        if cache is not None:
+            assert positions is not None, "a cache needs to know the tokens' positions"
+            key, value = cache.extend(self.number, key, value, positions)
+            slots = torch.arange(cache.length, device=x.device)
+            mask = (slots <= positions.unsqueeze(-1)).unsqueeze(1)  # [b, 1, s, t]
+        out = attend(
+            query.transpose(1, 2),
+            key.transpose(1, 2),
+            value.transpose(1, 2),
+            mask=mask,
+            causal=mask is None,
+            dropout=self.dropout if self.training else 0.0,
+        )
+        return self.dense(out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    def _project(self, x: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """[b, s, h] -> query [b, s, n, d], key and value [b, s, k, d], with positions turned in."""
+        fused = self.query_key_value(x)
+        if self.grouped:
+            # [b, s, n + 2k, d]: all queries, then all keys, then all values.
+            fused = fused.unflatten(-1, (-1, self.head_dim))
+            fused = self._turn(fused, positions, self.heads + self.kv_heads)
+            query, key, value = fused.split([self.heads, self.kv_heads, self.kv_heads], dim=-2)
+        else:
+            # [b, s, n, 3, d]: each head's query, key and value; two of the three turn.
+            fused = fused.unflatten(-1, (self.heads, 3, self.head_dim))
+            query, key, value = self._turn(fused, positions, 2).unbind(-2)
+        return query, key, value
+
+    def _turn(self, fused: Tensor, positions: Tensor | None, turning: int) -> Tensor:
+        if self.rotary is None:
+            return fused
+        if positions is None:
+            cos, sin = self.rotary.first(fused.size(1), fused.device)
+        else:
+            cos, sin = self.rotary.at(positions)
+        if not self.grouped:  # one more axis between tokens and the turning ones
+            cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
+        return rotate(fused, cos, sin, turning)
+
+
+class MLP(nn.Module):
+    """``linear2(act(linear1(x)))``, or ``linear2(act(gate) * value)`` for a gated activation."""
+
+    def __init__(self, model: ModelArgs, *, groups: ParallelGroups) -> None:
+        super().__init__()
+        self.gated = is_gated(model.activation)
+        self.activation = get_activation(model.activation, tanh_gelu=model.bias_gelu_fusion)
+        rows = sum(layout.linear1_rows(model))
+        bias = model.use_bias_in_mlp
+        self.linear1 = ColumnParallelLinear(model.hidden_size, rows, groups=groups, bias=bias)
+        self.linear2 = RowParallelLinear(
+            model.mlp_width, model.hidden_size, groups=groups, bias=bias
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[b, s, h] -> [b, s, h]."""
+        hidden = self.linear1(x)
+        if self.gated:
+            value, gate = hidden.chunk(2, dim=-1)
+            hidden = self.activation(gate) * value
+        else:
+            hidden = self.activation(hidden)
+        return self.linear2(hidden)  # type: ignore[no-any-return]
+
+
+class TransformerLayer(nn.Module):
+    """Attention and MLP, one after the other or side by side, each behind its norm.
+
+    Sequential: ``x += attention(norm1(x)); x += mlp(norm2(x))``. With ``gpt_j_residual``:
+    ``x + attention(norm1(x)) + mlp(norm2(x))``.
+
+    Args:
+        model: the model's section of the configuration.
+        number: counted from 0 over all transformer layers of the model.
+        groups: the layout of ranks.
+        rotary: the model's table of angles, or None.
+    """
+
+    def __init__(
+        self, model: ModelArgs, number: int, *, groups: ParallelGroups, rotary: RotaryTable | None
+    ) -> None:
+        super().__init__()
+        self.parallel_residual = model.gpt_j_residual
+        self.dropout = model.hidden_dropout
+        self.input_layernorm = build_norm(model)
+        self.attention = SelfAttention(model, number, groups=groups, rotary=rotary)
+        self.post_attention_layernorm = build_norm(model)
+        self.mlp = MLP(model, groups=groups)
+
+    def forward(
+        self, x: Tensor, cache: KVCache | None = None, positions: Tensor | None = None
+    ) -> Tensor:
+        """[b, s, h] -> [b, s, h]; see :meth:`GPT2Model.forward` for ``cache`` and ``positions``."""
+        attended = self._drop(self.attention(self.input_layernorm(x), cache, positions))
+        if self.parallel_residual:
+            return x + attended + self._drop(self.mlp(self.post_attention_layernorm(x)))
+        x = x + attended
+        return x + self._drop(self.mlp(self.post_attention_layernorm(x)))
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout) if self.training and self.dropout else x

@@ -1,0 +1,85 @@
+"""The two ends of the model: ids to hidden states, hidden states to logits.
+
+Shapes: b sequences, s tokens, h hidden, v padded vocabulary (one rank's part of it where the
+vocabulary is split).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from megatron.model.norms import build_norm
+from megatron.mpu.collectives import copy_to_model_parallel
+from megatron.mpu.groups import ParallelGroups
+from megatron.mpu.layers import ColumnParallelLinear, VocabParallelEmbedding
+from megatron.mpu.matmul import linear
+
+if TYPE_CHECKING:
+    from megatron.neox_arguments import ModelArgs
+
+
+class Embedding(nn.Module):
+    """A vector for each id, plus one for its position with ``pos_emb: learned``, then dropout."""
+
+    def __init__(self, model: ModelArgs, padded_vocab_size: int, *, groups: ParallelGroups) -> None:
+        super().__init__()
+        self.dropout = model.hidden_dropout
+        self.word_embeddings = VocabParallelEmbedding(
+            padded_vocab_size, model.hidden_size, groups=groups
+        )
+        self.position_embeddings = (
+            nn.Embedding(model.max_position_embeddings, model.hidden_size)
+            if model.pos_emb == "learned"
+            else None
+        )
+
+    def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+        """tokens [b, s] -> [b, s, h]; ``positions`` [b, s] are 0 ... s - 1 unless given."""
+        x: Tensor = self.word_embeddings(tokens)
+        if self.position_embeddings is not None:
+            if positions is None:
+                positions = torch.arange(tokens.size(1), device=tokens.device)
+            x = x + self.position_embeddings(positions)
+        return F.dropout(x, self.dropout) if self.training and self.dropout else x
+
+
+class FinalNorm(nn.Module):
+    """The norm behind the last transformer layer, under the name that checkpoints give it."""
+
+    def __init__(self, model: ModelArgs) -> None:
+        super().__init__()
+        self.norm = build_norm(model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[b, s, h] -> [b, s, h]."""
+        return self.norm(x)  # type: ignore[no-any-return]
+
+
+class Head(nn.Module):
+    """Logits from a weight of its own."""
+
+    def __init__(self, model: ModelArgs, padded_vocab_size: int, *, groups: ParallelGroups) -> None:
+        super().__init__()
+        self.final_linear = ColumnParallelLinear(
+            model.hidden_size, padded_vocab_size, groups=groups, bias=False
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[b, s, h] -> [b, s, v]."""
+        return self.final_linear(x)  # type: ignore[no-any-return]
+
+
+class TiedHead(nn.Module):
+    """Logits from the embedding's weight. It owns nothing: a tied model has no tensor here."""
+
+    def __init__(self, *, groups: ParallelGroups) -> None:
+        super().__init__()
+        self.groups = groups
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        """[b, s, h] and the embedding's [v, h] -> [b, s, v]."""
+        return linear(copy_to_model_parallel(x, self.groups), weight)
