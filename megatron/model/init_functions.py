@@ -7,7 +7,6 @@ ranks, pipeline stages or threads. The draw is made in fp32 on the CPU.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from megatron.model import layout
 from megatron.mpu.groups import ParallelGroups
+from megatron.runtime.seeds import derive_seed
 
 if TYPE_CHECKING:
     from megatron.neox_arguments import ModelArgs
@@ -58,9 +58,10 @@ def initialize_layer(
         else:
             output = module in _OUTPUT_LAYERS
             scheme = model.output_layer_init_method if output else model.init_method
+            generator = torch.Generator().manual_seed(derive_seed(seed, "init", index, name))
             shape = _whole_shape(parameter, model, name, size)
             whole = torch.empty(shape).normal_(
-                0.0, standard_deviation(scheme, model), generator=_generator(seed, index, name)
+                0.0, standard_deviation(scheme, model), generator=generator
             )
             parameter.copy_(
                 layout.take_shard(whole, layout.partition(model, name, shape), rank, size)
@@ -73,8 +74,3 @@ def _whole_shape(parameter: Tensor, model: ModelArgs, name: str, size: int) -> t
     if split is not None:
         shape[split.dim] *= size
     return tuple(shape)
-
-
-def _generator(seed: int, index: int, name: str) -> torch.Generator:
-    digest = hashlib.blake2b(f"{seed}:{index}.{name}".encode(), digest_size=8).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)

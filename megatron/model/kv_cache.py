@@ -42,10 +42,11 @@ class KVCache:
     ) -> None:
         size = groups.get_model_parallel_world_size()
         heads = divide(model.kv_heads, size, "the number of key/value heads")
-        shape = (model.num_layers, 2, batch, length, heads, model.head_dim)
+        shape = (model.num_layers, 2, batch, heads, length, model.head_dim)
         self.length = length
         self._store = torch.zeros(shape, dtype=dtype, device=device)
-        self._rows = torch.arange(batch, device=device).unsqueeze(1)
+        self._rows = torch.arange(batch, device=device)[:, None, None]
+        self._heads = torch.arange(heads, device=device)[:, None]
 
     def extend(
         self, layer: int, keys: Tensor, values: Tensor, positions: Tensor
@@ -54,15 +55,16 @@ class KVCache:
 
         Args:
             layer: number of the transformer layer, from 0 on.
-            keys, values: [b, s, kv, d].
+            keys, values: [b, k, s, d].
             positions: [b, s] slots.
 
         Returns:
-            All keys and values of the layer, [b, t, kv, d]; those of unread slots mean nothing.
+            All keys and values of the layer, [b, k, t, d]; those of unread slots mean nothing.
         """
         stored_keys, stored_values = self._store[layer]
-        stored_keys[self._rows, positions] = keys
-        stored_values[self._rows, positions] = values
+        slots = (self._rows, self._heads, positions.unsqueeze(1))
+        stored_keys[slots] = keys
+        stored_values[slots] = values
         return stored_keys, stored_values
 
     def select(self, rows: Tensor) -> None:

@@ -60,6 +60,21 @@ def query_key_value_rows(model: ModelArgs) -> tuple[int, ...]:
     return (query, shared, shared) if uses_grouped_heads(model) else (3 * query,)
 
 
+def head_views(fused: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A rank's projection [b, s, (n + 2 k) d] seen as queries [b, n, s, d], keys, values [b, k, s, d].
+
+    Args:
+        heads: n, the rank's query heads.
+        kv_heads: k, the rank's key/value heads; equal to n unless heads are grouped.
+    """
+    if heads == kv_heads:
+        query, key, value = fused.unflatten(-1, (heads, 3, -1)).unbind(-2)
+    else:
+        by_head = fused.unflatten(-1, (heads + 2 * kv_heads, -1))
+        query, key, value = torch.split(by_head, [heads, kv_heads, kv_heads], dim=-2)
+    return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+
+
 def linear1_rows(model: ModelArgs) -> tuple[int, ...]:
     """Rows of the pieces of the whole ``mlp.linear1`` that ranks share out separately."""
     return (model.mlp_width,) * (2 if is_gated(model.activation) else 1)

@@ -6,22 +6,33 @@ Half-split form: feature i turns together with feature i + r/2, as in GPT-NeoX a
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
+class Angles(NamedTuple):
+    """Cosines and sines of tokens' angles, fp32: [s, r/2] each, or [b, 1, s, r/2]."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def reversed(self) -> Angles:
+        """The angles that turn back."""
+        return Angles(self.cos, -self.sin)
+
+
 class RotaryTable:
-    """Cosines and sines of all positions, in fp32, shared by the layers of a model.
+    """The angles of all positions, shared by the layers of a model.
 
     Not a module: the tables are no parameters, are in no checkpoint, and stay fp32 in a half-precision
-    model. They are made on the device where they are first asked for, and grow when needed.
+    model. They are made on the device where they are first asked for.
 
     Args:
         width: r, even.
-        base: the slowest feature turns by 1 / base^((r - 2) / r) radians a token.
-        length: positions to make at first.
+        base: feature pair i turns by base^(-2 i / r) radians a token.
+        length: positions to make; more are made when a longer sequence comes.
     """
 
     def __init__(self, width: int, base: float, length: int) -> None:
@@ -29,71 +40,41 @@ class RotaryTable:
         self.width = width
         self._base = base
         self._length = length
-        self._tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        self._tables: dict[torch.device, Angles] = {}
 
-    def first(self, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of positions 0 ... count - 1: [count, 1, r/2] each."""
-        cos, sin = self._up_to(count, device)
-        return cos[:count, None], sin[:count, None]
+    def first(self, count: int, device: torch.device) -> Angles:
+        """Angles of positions 0 ... count - 1, [count, r/2]."""
+        self._length = max(self._length, count)
+        cos, sin = self._table(device)
+        return Angles(cos[:count], sin[:count])
 
-    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of ``positions`` [b, s], none beyond what was asked of `reserve`."""
-        cos, sin = self._up_to(self._length, positions.device)
-        return cos[positions].unsqueeze(-2), sin[positions].unsqueeze(-2)
+    def at(self, positions: Tensor) -> Angles:
+        """Angles of ``positions`` [b, s], each below the table's length: [b, 1, s, r/2]."""
+        cos, sin = self._table(positions.device)
+        return Angles(cos[positions].unsqueeze(1), sin[positions].unsqueeze(1))
 
-    def reserve(self, length: int) -> None:
-        """Make sure that positions below ``length`` can be asked for."""
-        self._length = max(self._length, length)
-
-    def _up_to(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    def _table(self, device: torch.device) -> Angles:
         table = self._tables.get(device)
-        if table is None or table[0].size(0) < length:
-            self.reserve(length)
+        if table is None or table.cos.size(0) < self._length:
             exponents = torch.arange(0, self.width, 2, device=device).float() / self.width
-            frequencies = 1.0 / (self._base**exponents)
             positions = torch.arange(self._length, device=device).float()
-            angles = torch.outer(positions, frequencies)
-            table = self._tables[device] = (angles.cos(), angles.sin())
+            radians = torch.outer(positions, 1.0 / (self._base**exponents))
+            table = self._tables[device] = Angles(radians.cos(), radians.sin())
         return table
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
-    """Turn the first r features of the first ``heads`` heads of ``x`` by their positions' angles.
+def turned(x: Tensor, angles: Angles) -> Tensor:
+    """``x`` [b, n, s, d] with the first r features of each head turned; a new tensor, same type.
 
-    The rest (values, features that carry no position) is passed through, so that queries and keys
-    can be turned inside the fused tensor, in one step.
-
-    Args:
-        x: [b, s, ..., n, d]; cos, sin: broadcastable to [b, s, ..., heads, r/2].
-
-    Returns:
-        A new tensor shaped as ``x``.
+    Computed in fp32 and rounded once. Gradients do not flow through it: a rotation's gradient is the
+    rotation back, which :mod:`megatron.model.split_heads` applies.
     """
-    out: Tensor = _Rotate.apply(x, cos, sin, heads)  # type: ignore[no-untyped-call]
-    return out
-
-
-class _Rotate(torch.autograd.Function):
-    """A rotation is undone by the opposite angle: nothing but the angles is kept for backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
-        ctx.save_for_backward(cos, sin)
-        ctx.heads = heads
-        return _rotated(x, cos, sin, heads)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
-        cos, sin = ctx.saved_tensors
-        return _rotated(grad, cos, -sin, ctx.heads), None, None, None
-
-
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
+    cos, sin = angles
     half = cos.size(-1)
-    out = x.clone(memory_format=torch.contiguous_format)
-    turned = x[..., :heads, :]
-    first, second = turned[..., :half], turned[..., half : 2 * half]
-    # fp32 tables promote half-precision operands; the assignment rounds once.
-    out[..., :heads, :half] = first * cos - second * sin
-    out[..., :heads, half : 2 * half] = second * cos + first * sin
-    return out
+    wide = x.to(cos.dtype)
+    first, second, rest = wide.split([half, half, x.size(-1) - 2 * half], dim=-1)
+    out = torch.empty(x.shape, dtype=cos.dtype, device=x.device)
+    torch.mul(first, cos, out=out[..., :half]).addcmul_(second, sin, value=-1)
+    torch.mul(second, cos, out=out[..., half : 2 * half]).addcmul_(first, sin)
+    out[..., 2 * half :] = rest
+    return out.to(x.dtype)

@@ -16,7 +16,8 @@ from megatron.model import layout
 from megatron.model.activations import get_activation, is_gated
 from megatron.model.kv_cache import KVCache
 from megatron.model.norms import build_norm
-from megatron.model.positional_embeddings import RotaryTable, rotate
+from megatron.model.positional_embeddings import Angles, RotaryTable
+from megatron.model.split_heads import split_heads
 from megatron.mpu.groups import ParallelGroups
 from megatron.mpu.layers import ColumnParallelLinear, RowParallelLinear, divide
 from megatron.mpu.matmul import attend
@@ -36,8 +37,6 @@ class SelfAttention(nn.Module):
         self.number = number
         self.heads = divide(model.num_attention_heads, size, "num_attention_heads")
         self.kv_heads = divide(model.kv_heads, size, "num_kv_heads")
-        self.head_dim = model.head_dim
-        self.grouped = layout.uses_grouped_heads(model)
         self.dropout = model.attention_dropout
         self.rotary = rotary
         width = model.num_attention_heads * model.head_dim
@@ -49,47 +48,24 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, cache: KVCache | None, positions: Tensor | None) -> Tensor:
         """[b, s, h] -> [b, s, h]; see :meth:`GPT2Model.forward` for ``cache`` and ``positions``."""
-        query, key, value = self._project(x, positions)
+        angles = self._angles(x, positions)
+        query, key, value = split_heads(self.query_key_value(x), self.heads, self.kv_heads, angles)
         mask = None
         if cache is not None:
             assert positions is not None, "a cache needs to know the tokens' positions"
             key, value = cache.extend(self.number, key, value, positions)
             slots = torch.arange(cache.length, device=x.device)
             mask = (slots <= positions.unsqueeze(-1)).unsqueeze(1)  # [b, 1, s, t]
-        out = attend(
-            query.transpose(1, 2),
-            key.transpose(1, 2),
-            value.transpose(1, 2),
-            mask=mask,
-            causal=mask is None,
-            dropout=self.dropout if self.training else 0.0,
-        )
+        dropout = self.dropout if self.training else 0.0
+        out = attend(query, key, value, mask=mask, causal=mask is None, dropout=dropout)
         return self.dense(out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
-    def _project(self, x: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """[b, s, h] -> query [b, s, n, d], key and value [b, s, k, d], with positions turned in."""
-        fused = self.query_key_value(x)
-        if self.grouped:
-            # [b, s, n + 2k, d]: all queries, then all keys, then all values.
-            fused = fused.unflatten(-1, (-1, self.head_dim))
-            fused = self._turn(fused, positions, self.heads + self.kv_heads)
-            query, key, value = fused.split([self.heads, self.kv_heads, self.kv_heads], dim=-2)
-        else:
-            # [b, s, n, 3, d]: each head's query, key and value; two of the three turn.
-            fused = fused.unflatten(-1, (self.heads, 3, self.head_dim))
-            query, key, value = self._turn(fused, positions, 2).unbind(-2)
-        return query, key, value
-
-    def _turn(self, fused: Tensor, positions: Tensor | None, turning: int) -> Tensor:
+    def _angles(self, x: Tensor, positions: Tensor | None) -> Angles | None:
         if self.rotary is None:
-            return fused
+            return None
         if positions is None:
-            cos, sin = self.rotary.first(fused.size(1), fused.device)
-        else:
-            cos, sin = self.rotary.at(positions)
-        if not self.grouped:  # one more axis between tokens and the turning ones
-            cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
-        return rotate(fused, cos, sin, turning)
+            return self.rotary.first(x.size(1), x.device)
+        return self.rotary.at(positions)
 
 
 class MLP(nn.Module):
