@@ -1,0 +1,134 @@
+"""The command line of ``tools/datasets/preprocess_data.py``: GPT-NeoX's flags, each one honoured."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from collections.abc import Sequence
+from types import FrameType
+
+from megatron.logging import configure
+from megatron.preprocessing.engine import PreprocessSettings, preprocess
+from megatron.preprocessing.readers import ACCEPTED_ENDINGS
+from megatron.tokenizer import TOKENIZER_TYPES
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Preprocess as the arguments say; 0 when the token files are there.
+
+    Raises:
+        NeoXError: see :func:`megatron.preprocessing.engine.preprocess`.
+    """
+    settings = settings_from(parser().parse_args(arguments))
+    configure()
+    stop_cleanly_on_sigterm()
+    preprocess(settings)
+    return 0
+
+
+def stop_cleanly_on_sigterm() -> None:
+    """Let SIGTERM unwind the program as Ctrl-C does, so that unfinished files are taken away."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, stop)
+
+
+def add_input_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags that say what to read; shared by the tools that read text."""
+    group = parser.add_argument_group("input")
+    group.add_argument(
+        "--input",
+        required=True,
+        nargs="+",
+        metavar="FILE",
+        help="files with one JSON object a line, in order; also a comma-separated list. "
+        f"Endings: {', '.join(ACCEPTED_ENDINGS)}",
+    )
+    group.add_argument(
+        "--jsonl-keys",
+        nargs="+",
+        default=["text"],
+        metavar="KEY",
+        help="keys that hold text; each is written to files of its own (default: text)",
+    )
+
+
+def input_files(values: Sequence[str]) -> tuple[str, ...]:
+    """The files that the values of ``--input`` name."""
+    return tuple(name for value in values for name in value.split(",") if name)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of the command line."""
+    parser = argparse.ArgumentParser(
+        description="Tokenize text into the token files that training reads: "
+        "OUTPUT-PREFIX_KEY_document.bin and .idx. Empty documents are left out and counted. "
+        "Nothing is written unless all of the input could be read.",
+        allow_abbrev=False,
+    )
+    add_input_arguments(parser)
+    parser.add_argument(
+        "--num-docs",
+        type=int,
+        metavar="N",
+        help="documents in the input, if known, for the progress bar; nothing else depends on it",
+    )
+    group = parser.add_argument_group("tokenizer")
+    group.add_argument(
+        "--tokenizer-type", required=True, metavar="TYPE", help=f"{', '.join(TOKENIZER_TYPES)}"
+    )
+    group.add_argument("--vocab-file", metavar="FILE", help="vocab.json or tokenizer.json")
+    group.add_argument("--merge-file", metavar="FILE", help="merges.txt, for GPT-2's tokenizers")
+    group.add_argument(
+        "--append-eod",
+        action="store_true",
+        help="end each document with the end-of-document token",
+    )
+    group = parser.add_argument_group("output")
+    group.add_argument(
+        "--output-prefix",
+        required=True,
+        metavar="PREFIX",
+        help="path that the files' names start with; folders are made",
+    )
+    group.add_argument(
+        "--dataset-impl",
+        default="mmap",
+        choices=["mmap", "cached", "lazy"],
+        help="form of the token files (default: mmap, the only one that is written)",
+    )
+    group = parser.add_argument_group("runtime")
+    group.add_argument(
+        "--workers",
+        type=int,
+        default=1,
+        metavar="N",
+        help="processes that tokenize; the output does not depend on it (default: 1)",
+    )
+    group.add_argument(
+        "--log-interval",
+        type=int,
+        default=100,
+        metavar="N",
+        help="documents between two looks of the progress bar (default: 100)",
+    )
+    return parser
+
+
+def settings_from(parsed: argparse.Namespace) -> PreprocessSettings:
+    """The settings that the parsed arguments describe."""
+    return PreprocessSettings(
+        inputs=input_files(parsed.input),
+        output_prefix=parsed.output_prefix,
+        tokenizer_type=parsed.tokenizer_type,
+        vocab_file=parsed.vocab_file,
+        merge_file=parsed.merge_file,
+        jsonl_keys=tuple(parsed.jsonl_keys),
+        append_eod=parsed.append_eod,
+        dataset_impl=parsed.dataset_impl,
+        workers=parsed.workers,
+        num_docs=parsed.num_docs,
+        log_interval=parsed.log_interval,
+    )

@@ -1,0 +1,133 @@
+"""Chunks of lines → packed token ids: what a worker does, as a pure function of its chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatron.errors import DataError
+from megatron.preprocessing.documents import parse_documents, replace_lone_surrogates
+from megatron.preprocessing.readers import TextChunk
+from megatron.tokenizer import Tokenizer, build_tokenizer
+
+
+@dataclass(frozen=True)
+class PackedDocuments:
+    """The documents of one key, end to end.
+
+    Attributes:
+        tokens: ``[sum of lengths]`` in the type of the token file.
+        lengths: int32 ``[documents]``, tokens of each; all above 0.
+        empty: documents without a token, which were left out.
+    """
+
+    tokens: NDArray[Any] = field(repr=False)
+    lengths: NDArray[np.int32] = field(repr=False)
+    empty: int
+
+
+@dataclass(frozen=True)
+class EncodedChunk:
+    """What becomes of a :class:`TextChunk`.
+
+    Attributes:
+        keys: the packed documents of each key, in the order of the keys.
+        text_bytes: size of the chunk's lines, uncompressed.
+        stored_bytes: bytes of the input file that the chunk was read from.
+        repaired: texts in which lone surrogates were replaced.
+    """
+
+    keys: tuple[PackedDocuments, ...]
+    text_bytes: int
+    stored_bytes: int
+    repaired: int
+
+
+class ChunkEncoder(Protocol):
+    """Turns a chunk into ids; lives in a worker process."""
+
+    def __call__(self, chunk: TextChunk) -> EncodedChunk: ...
+
+
+class EncoderRecipe(Protocol):
+    """What is sent to a worker, once, so that it can make its own :class:`ChunkEncoder`."""
+
+    def build(self) -> ChunkEncoder: ...
+
+
+@dataclass(frozen=True)
+class JsonTextRecipe:
+    """Tokenize the strings under some keys of JSON lines.
+
+    Attributes:
+        tokenizer_type, vocab_file, merge_file: see :func:`megatron.tokenizer.build_tokenizer`.
+        keys: the keys that hold text.
+        append_eod: end each document with the end-of-document token.
+        dtype: NumPy name of the type in which ids are stored.
+    """
+
+    tokenizer_type: str
+    vocab_file: str | None
+    merge_file: str | None
+    keys: tuple[str, ...]
+    append_eod: bool
+    dtype: str
+
+    def build(self) -> ChunkEncoder:
+        """Load the tokenizer."""
+        tokenizer = build_tokenizer(self.tokenizer_type, self.vocab_file, self.merge_file)
+        return JsonTextEncoder(tokenizer, self.keys, self.append_eod, np.dtype(self.dtype))
+
+
+class JsonTextEncoder:
+    """See :class:`JsonTextRecipe`."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, keys: Sequence[str], append_eod: bool, dtype: np.dtype[Any]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._keys = tuple(keys)
+        self._eod = tokenizer.eod if append_eod else None
+        self._dtype = dtype
+
+    def __call__(self, chunk: TextChunk) -> EncodedChunk:
+        texts: list[list[str]] = [[] for _ in self._keys]
+        repaired = 0
+        for document in parse_documents(chunk, self._keys):
+            for of_key, text in zip(texts, document, strict=True):
+                clean = replace_lone_surrogates(text)
+                repaired += clean is not text
+                of_key.append(clean)
+        packed = tuple(
+            pack_documents(self._tokenizer, of_key, self._eod, self._dtype) for of_key in texts
+        )
+        return EncodedChunk(packed, len(chunk.text), chunk.stored_bytes, repaired)
+
+
+def pack_documents(
+    tokenizer: Tokenizer, texts: Sequence[str], eod: int | None, dtype: np.dtype[Any]
+) -> PackedDocuments:
+    """Tokenize, leave out what is empty, end each document with ``eod`` unless it is None.
+
+    An empty string is empty even for a tokenizer that puts a token in front of every text.
+
+    Raises:
+        DataError: an id does not fit ``dtype``.
+    """
+    filled = [text for text in texts if text]
+    tokens, lengths = tokenizer.tokenize_packed(filled)
+    lengths = lengths[lengths > 0]
+    if eod is not None:
+        tokens = np.insert(tokens, np.cumsum(lengths), eod)
+        lengths = lengths + 1
+    if tokens.size and int(tokens.max()) > np.iinfo(dtype).max:
+        raise DataError(
+            f"token id {int(tokens.max())} of {tokenizer.name} does not fit {dtype.name}, which "
+            f"ends at {np.iinfo(dtype).max}"
+        )
+    empty = len(texts) - len(lengths)
+    return PackedDocuments(tokens.astype(dtype), lengths.astype(np.int32), empty)

@@ -1,0 +1,219 @@
+"""The engine: input files through worker processes into token files, all or nothing.
+
+The output is a function of the input and the settings alone: the number of workers, the size of
+chunks and the speed of anything change no byte of it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from megatron.data.indexed_dataset import best_fitting_dtype
+from megatron.errors import DataError
+from megatron.logging import get_logger
+from megatron.preprocessing.encoding import EncoderRecipe, JsonTextRecipe
+from megatron.preprocessing.output import TokenFileSet
+from megatron.preprocessing.pool import WorkerPool
+from megatron.preprocessing.progress import Progress
+from megatron.preprocessing.readers import check_inputs, read_chunks
+from megatron.tokenizer import build_tokenizer
+
+log = get_logger(__name__)
+
+_REFUSED_IMPLS = {
+    "cached": "its file form is not written yet",
+    "lazy": "it opens and seeks in the file for every read, which mapping the file does without",
+}
+
+
+@dataclass(frozen=True)
+class PreprocessSettings:
+    """What to tokenize, how, and where to.
+
+    Attributes:
+        inputs: files with one JSON object a line, plain or zstandard.
+        output_prefix: the files are ``{output_prefix}_{key}_document.bin`` and ``.idx``.
+        tokenizer_type, vocab_file, merge_file: see :func:`megatron.tokenizer.build_tokenizer`.
+        jsonl_keys: the keys that hold text; each gets files of its own.
+        append_eod: end each document with the end-of-document token.
+        dataset_impl: the form of the token files; only ``mmap`` is written.
+        workers: processes that tokenize.
+        num_docs: documents to come, if known; only the progress bar depends on it.
+        log_interval: documents between two looks of the progress bar.
+    """
+
+    inputs: tuple[str, ...]
+    output_prefix: str
+    tokenizer_type: str
+    vocab_file: str | None = None
+    merge_file: str | None = None
+    jsonl_keys: tuple[str, ...] = ("text",)
+    append_eod: bool = False
+    dataset_impl: str = "mmap"
+    workers: int = 1
+    num_docs: int | None = None
+    log_interval: int = 100
+
+
+@dataclass(frozen=True)
+class TokenFileReport:
+    """What a pair of token files holds.
+
+    Attributes:
+        prefix: path without ``.bin``/``.idx``.
+        documents, tokens: how many were written; EOD tokens count.
+        empty: documents without a token, which were left out.
+        dtype: NumPy name of the stored type.
+    """
+
+    prefix: str
+    documents: int
+    tokens: int
+    empty: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run did.
+
+    Attributes:
+        files: one entry per key.
+        text_bytes: uncompressed bytes of the input.
+        seconds: time from the start of the workers to the published files.
+        repaired: texts in which lone surrogates were replaced by U+FFFD.
+    """
+
+    files: tuple[TokenFileReport, ...]
+    text_bytes: int
+    seconds: float
+    repaired: int
+
+
+def preprocess(settings: PreprocessSettings) -> Report:
+    """Tokenize the inputs' documents, in their order, and publish the token files.
+
+    Raises:
+        DataError: the settings, an input or the output are not usable, a line is wrong, no document
+            has a token, or a worker died. No output is left; that of an earlier run stays.
+        TokenizerError: the tokenizer cannot be built or lacks the end-of-document token.
+    """
+    _check(settings)
+    total_bytes = check_inputs(settings.inputs)
+    tokenizer = build_tokenizer(settings.tokenizer_type, settings.vocab_file, settings.merge_file)
+    if settings.append_eod:
+        _ = tokenizer.eod  # raises, before any work, where there is none
+    dtype = best_fitting_dtype(tokenizer.vocab_size)
+    log.info("%s: %s ids, stored as %s", tokenizer.name, f"{tokenizer.vocab_size:,}", dtype.name)
+    recipe = JsonTextRecipe(
+        settings.tokenizer_type,
+        settings.vocab_file,
+        settings.merge_file,
+        settings.jsonl_keys,
+        settings.append_eod,
+        dtype.name,
+    )
+    prefixes = [f"{settings.output_prefix}_{key}_document" for key in settings.jsonl_keys]
+    progress = Progress(total_bytes, settings.num_docs, settings.log_interval)
+    report = run(recipe, settings.inputs, prefixes, dtype, settings.workers, progress)
+    log_report(report)
+    return report
+
+
+def run(
+    recipe: EncoderRecipe,
+    inputs: Sequence[str],
+    prefixes: Sequence[str],
+    dtype: np.dtype[np.integer],
+    workers: int,
+    progress: Progress,
+) -> Report:
+    """The engine itself, for any recipe that gives one :class:`PackedDocuments` per prefix.
+
+    Raises:
+        DataError: as :func:`preprocess`.
+    """
+    documents, tokens, empty = ([0] * len(prefixes) for _ in range(3))
+    repaired = 0
+    finished = False
+    try:
+        with TokenFileSet(prefixes, dtype) as output, WorkerPool(recipe, workers) as pool:
+            for chunk in pool.encode(read_chunks(inputs)):
+                output.add(chunk.keys)
+                for i, packed in enumerate(chunk.keys):
+                    documents[i] += packed.lengths.size
+                    tokens[i] += packed.tokens.size
+                    empty[i] += packed.empty
+                repaired += chunk.repaired
+                progress.add(chunk)
+            for prefix, written, skipped in zip(prefixes, documents, empty, strict=True):
+                if not written:
+                    raise DataError(
+                        f"{prefix}: 0 documents: {', '.join(inputs)} held {skipped:,} empty ones and "
+                        "nothing else; no files are written"
+                    )
+            output.publish()
+        finished = True
+    finally:
+        progress.close(finished=finished)
+    files = tuple(
+        TokenFileReport(prefixes[i], documents[i], tokens[i], empty[i], dtype.name)
+        for i in range(len(prefixes))
+    )
+    return Report(files, progress.text_bytes, progress.seconds(), repaired)
+
+
+def log_report(report: Report) -> None:
+    """Say what was done, a line per pair of files."""
+    for file in report.files:
+        skipped = f", {file.empty:,} empty documents skipped" if file.empty else ""
+        log.info(
+            "%s: %s documents, %s tokens (%s)%s",
+            file.prefix,
+            f"{file.documents:,}",
+            f"{file.tokens:,}",
+            file.dtype,
+            skipped,
+        )
+    if report.repaired:
+        log.warning("%d texts held lone surrogates, replaced by U+FFFD", report.repaired)
+    seconds = max(report.seconds, 1e-9)
+    tokens = sum(file.tokens for file in report.files)
+    log.info(
+        "%.1f MB of input in %.1f s: %.2f MB/s, %s tokens/s",
+        report.text_bytes / 1e6,
+        seconds,
+        report.text_bytes / seconds / 1e6,
+        f"{tokens / seconds:,.0f}",
+    )
+
+
+def _check(settings: PreprocessSettings) -> None:
+    """Raise for settings that no run can honour."""
+    problems = []
+    if settings.dataset_impl != "mmap":
+        reason = _REFUSED_IMPLS.get(settings.dataset_impl, "it is unknown")
+        problems.append(f"--dataset-impl {settings.dataset_impl}: {reason}; use mmap")
+    if not settings.inputs:
+        problems.append("--input names no file")
+    for name, value in (
+        ("--workers", settings.workers),
+        ("--log-interval", settings.log_interval),
+        ("--num-docs", settings.num_docs),
+    ):
+        if value is not None and value < 1:
+            problems.append(f"{name} is {value}, expected a whole number from 1 on")
+    keys = settings.jsonl_keys
+    if not keys or len(set(keys)) != len(keys):
+        problems.append(f"--jsonl-keys {' '.join(keys)}: expected keys, each named once")
+    problems += [
+        f"--jsonl-keys {key!r}: a key becomes part of a file's name and cannot hold {os.sep!r}"
+        for key in keys
+        if os.sep in key or "\0" in key
+    ]
+    if problems:
+        raise DataError("\n".join(problems))

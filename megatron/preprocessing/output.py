@@ -1,0 +1,148 @@
+"""Token files that appear only when they are whole.
+
+While a run works, its files carry names of their own beside the final ones. They are published by
+rename, the ``.idx`` last, because without it a ``.bin`` is nothing to anyone. A run that fails takes
+its files away and leaves what an earlier run published as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from megatron.data.indexed_dataset import (
+    MMapIndexedDatasetBuilder,
+    data_file_path,
+    index_file_path,
+)
+from megatron.errors import DataError
+from megatron.logging import get_logger
+from megatron.preprocessing.encoding import PackedDocuments
+
+log = get_logger(__name__)
+
+
+@dataclass
+class _TokenFile:
+    """The pair of files of one key, being written."""
+
+    prefix: str
+    builder: MMapIndexedDatasetBuilder
+    data_partial: str
+    index_partial: str
+
+
+class TokenFileSet:
+    """One pair of token files per prefix, published together. A context manager.
+
+    Args:
+        prefixes: paths without ``.bin``/``.idx``; their folders are made if need be.
+        dtype: the type of a token on disk.
+
+    Raises:
+        DataError: a folder or a file cannot be made there.
+    """
+
+    def __init__(self, prefixes: Sequence[str], dtype: np.dtype[Any]) -> None:
+        self._files: list[_TokenFile] = []
+        mark = f".partial-{socket.gethostname()}-{os.getpid()}"
+        try:
+            for prefix in prefixes:
+                with _errors_name(prefix):
+                    Path(prefix).parent.mkdir(parents=True, exist_ok=True)
+                    _clear_leftovers(prefix)
+                    data, index = data_file_path(prefix), index_file_path(prefix)
+                    builder = MMapIndexedDatasetBuilder(data + mark, dtype)
+                self._files.append(_TokenFile(prefix, builder, data + mark, index + mark))
+        except BaseException:
+            self.discard()
+            raise
+
+    def __enter__(self) -> TokenFileSet:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.discard()
+
+    def add(self, documents: Sequence[PackedDocuments]) -> None:
+        """Append documents, one :class:`PackedDocuments` for each prefix.
+
+        Raises:
+            DataError: they cannot be written.
+        """
+        for file, packed in zip(self._files, documents, strict=True):
+            with _errors_name(file.data_partial):
+                file.builder.add_documents(packed.tokens, packed.lengths)
+
+    def publish(self) -> None:
+        """Flush everything to disk and give it its final names, in place of what had them before.
+
+        Raises:
+            DataError: it cannot be written.
+        """
+        for file in self._files:
+            with _errors_name(file.index_partial):
+                file.builder.finalize(file.index_partial)
+        for file in self._files:
+            with _errors_name(file.prefix):
+                index = index_file_path(file.prefix)
+                # Between the two renames no old index must describe the new tokens.
+                Path(index).unlink(missing_ok=True)
+                os.replace(file.data_partial, data_file_path(file.prefix))
+                os.replace(file.index_partial, index)
+                _sync_folder(Path(index).parent)
+
+    def discard(self) -> None:
+        """Take away whatever is not published."""
+        for file in self._files:
+            with contextlib.suppress(OSError):  # a full disk fails once more when it is flushed
+                file.builder.close()
+            for path in (file.data_partial, file.index_partial):
+                Path(path).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _errors_name(path: str) -> Iterator[None]:
+    """Turn what the operating system says into an error that names the output."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"{path}: cannot be written: {error.strerror or error}\n"
+            "  expected: a folder with room where this user may write; see --output-prefix"
+        ) from error
+
+
+def _clear_leftovers(prefix: str) -> None:
+    """Remove the files of runs on this host that were killed before they could do it themselves."""
+    folder, name = os.path.split(prefix)
+    host = re.escape(socket.gethostname())
+    pattern = re.compile(rf"{re.escape(name)}\.(?:bin|idx)\.partial-{host}-(\d+)")
+    for entry in list(os.scandir(folder or ".")):
+        match = pattern.fullmatch(entry.name)
+        if match and not Path(f"/proc/{match[1]}").exists():
+            log.info("removing %s, left by a run that was killed", entry.path)
+            Path(entry.path).unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Flush the folder's entries, so that a rename outlives a crash of the machine."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
