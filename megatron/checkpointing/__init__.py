@@ -1,0 +1,19 @@
+"""States in and out of folders: checkpoints that are whole, found again, and loaded exactly."""
+
+from megatron.checkpointing.find import CheckpointInfo, find_checkpoint
+from megatron.checkpointing.load import load_checkpoint
+from megatron.checkpointing.manifest import EngineFacts, Manifest
+from megatron.checkpointing.save import save_checkpoint
+from megatron.checkpointing.weights import load_weights, read_weights, refresh_master_weights
+
+__all__ = [
+    "CheckpointInfo",
+    "EngineFacts",
+    "Manifest",
+    "find_checkpoint",
+    "load_checkpoint",
+    "load_weights",
+    "read_weights",
+    "refresh_master_weights",
+    "save_checkpoint",
+]

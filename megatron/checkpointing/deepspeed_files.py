@@ -1,0 +1,152 @@
+"""DeepSpeed's part of a checkpoint: its shards, written so that no rank is left waiting.
+
+``engine.save_checkpoint`` writes in the middle of its own collectives: where a write fails, that
+rank raises (or, for folders, carries on silently) while its peers wait in a barrier for ten
+minutes. So for the length of one save a :class:`ShardWriter` stands in for the engine's writer: it
+keeps the first error to itself until every collective is behind it, and flushes what it writes.
+
+Facts of DeepSpeed 0.19: ``engine.checkpoint_engine`` writes and reads all files but the recovery
+scripts, which ``engine._copy_recovery_script`` copies; ``engine.save_zero_checkpoint`` says whether
+this rank writes a shard of the optimizer.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias
+
+import torch
+
+from megatron.checkpointing.durable import new_file
+from megatron.checkpointing.manifest import EngineFacts
+
+# deepspeed.DeepSpeedEngine, which has no types.
+Engine: TypeAlias = Any
+
+_RECOVERY_SCRIPTS = ("zero_to_fp32.py", "zero_to_torch.py")
+
+
+def engine_facts(engine: Engine, world_size: int) -> EngineFacts:
+    """What the files of ``engine`` depend on."""
+    half = "bfloat16" if engine.bfloat16_enabled() else "fp16"
+    is_half = engine.bfloat16_enabled() or engine.fp16_enabled()
+    return EngineFacts(
+        world_size=world_size,
+        data_parallel_size=int(engine.dp_world_size),
+        model_parallel_size=int(engine.mp_world_size),
+        zero_stage=int(engine.zero_optimization_stage()),
+        precision=half if is_half else "fp32",
+    )
+
+
+class ShardWriter:
+    """Writes DeepSpeed's files into one folder; errors wait in :attr:`error`.
+
+    Everything that is not about writing is left to the engine's own checkpoint engine.
+
+    Attributes:
+        files: what was written whole: file name → bytes.
+        error: the first write that failed. Later ones are not tried.
+    """
+
+    def __init__(self, inner: Any, folder: Path, *, with_optimizer: bool) -> None:
+        self._inner = inner
+        self._folder = folder
+        self._with_optimizer = with_optimizer
+        self._zipped = bool(getattr(inner, "zipfile_serialization", True))
+        self.files: dict[str, int] = {}
+        self.error: OSError | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        """Nothing to do: the folder is there, or this save would have stopped before."""
+
+    def create(self, info: object) -> None:
+        """Nothing to do before the first file."""
+
+    def commit(self, info: object) -> bool:
+        """Nothing to do after the last one: each is on the disk when :meth:`save` returns."""
+        return True
+
+    def is_decoupled(self) -> bool:
+        return False
+
+    def save(self, state_dict: dict[str, Any], path: str) -> None:
+        """Write one file of tensors, as DeepSpeed names it."""
+        if not self._with_optimizer and state_dict.get("optimizer") is not None:
+            state_dict = {**state_dict, "optimizer": None}
+        self._write(
+            Path(path).name,
+            lambda file: torch.save(state_dict, file, _use_new_zipfile_serialization=self._zipped),
+        )
+
+    def copy_recovery_scripts(self, source_folder: Path) -> None:
+        """Put DeepSpeed's scripts that turn shards into plain weights beside the shards."""
+        for name in _RECOVERY_SCRIPTS:
+            content = (source_folder / name).read_bytes()
+            self._write(name, lambda file, content=content: file.write(content))  # type: ignore[misc]
+
+    def _write(self, name: str, fill: Callable[[BinaryIO], object]) -> None:
+        if self.error is not None:
+            return
+        path = self._folder / name
+        try:
+            with new_file(path) as file:
+                fill(file)
+                file.flush()
+                size = file.tell()
+        except (OSError, RuntimeError) as error:
+            # torch's zip writer turns a failed write into a RuntimeError and keeps the OSError
+            # behind it; a RuntimeError without one is a fault, not a disk.
+            cause = _os_error_behind(error)
+            if cause is None:
+                raise
+            self.error = OSError(cause.errno, cause.strerror, str(path))
+        else:
+            self.files[name] = size
+
+
+def _os_error_behind(error: BaseException | None) -> OSError | None:
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def write_shards(
+    engine: Engine, folder: Path, *, client_state: dict[str, Any], with_optimizer: bool
+) -> dict[str, int]:
+    """Let ``engine`` write this rank's files into ``folder``, which exists. All ranks call this.
+
+    Returns:
+        The files that this rank wrote: name → bytes.
+
+    Raises:
+        OSError: after all collectives, when this rank could not write.
+    """
+    writer = ShardWriter(engine.checkpoint_engine, folder, with_optimizer=with_optimizer)
+    with _writing_through(writer, engine, with_optimizer):
+        engine.save_checkpoint(
+            str(folder.parent), tag=folder.name, client_state=client_state, save_latest=False
+        )
+    if writer.error is not None:
+        raise writer.error
+    return writer.files
+
+
+@contextmanager
+def _writing_through(writer: ShardWriter, engine: Engine, with_optimizer: bool) -> Iterator[None]:
+    inner, saves_zero = engine.checkpoint_engine, engine.save_zero_checkpoint
+    scripts = Path(inspect.getfile(type(engine))).parent.parent / "utils"
+    engine.checkpoint_engine = writer
+    engine.save_zero_checkpoint = saves_zero and with_optimizer
+    engine._copy_recovery_script = lambda _save_dir: writer.copy_recovery_scripts(scripts)
+    try:
+        yield
+    finally:
+        engine.checkpoint_engine, engine.save_zero_checkpoint = inner, saves_zero
+        del engine._copy_recovery_script  # the class's own shows through again

@@ -1,0 +1,253 @@
+"""Find the checkpoint that a run shall start from, and make sure that it is whole.
+
+*Nothing there yet* (no folder, or one without checkpoints) is None: a fresh start. *Something
+there, but not whole* is an error: a run that silently began anew would throw the work away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from megatron.checkpointing import folders
+from megatron.checkpointing.durable import TEMPORARY_PREFIX
+from megatron.checkpointing.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    differences,
+    read_manifest,
+)
+from megatron.checkpointing.together import together
+from megatron.errors import CheckpointError
+from megatron.logging import get_logger
+from megatron.runtime.world import World
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """A checkpoint that is there.
+
+    Attributes:
+        path: its folder.
+        step: optimizer steps that its weights have taken.
+        manifest: None for a foreign checkpoint, from which only weights are read.
+        notes: what a person should know about the choice, a line each.
+    """
+
+    path: Path
+    step: int
+    manifest: Manifest | None
+    notes: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The run's state as it was saved; empty for a foreign checkpoint."""
+        return dict(self.manifest.state) if self.manifest else {}
+
+
+def find_checkpoint(
+    load_dir: str | Path,
+    iteration: int | None = None,
+    *,
+    world: World | None = None,
+    foreign: bool = False,
+) -> CheckpointInfo | None:
+    """The checkpoint that ``<load_dir>/latest`` names, or that of step ``iteration``.
+
+    With a ``world``, all ranks call this; the first process of each node looks, and all must see
+    the same. What is worth knowing about the choice is logged.
+
+    Args:
+        load_dir: the root of a run's checkpoints.
+        iteration: a step to take instead of the latest.
+        world: this process's place; None looks alone.
+        foreign: accept a folder without manifest, such as GPT-NeoX writes, for its weights.
+
+    Returns:
+        The checkpoint, checked against its manifest; None when nothing is there yet.
+
+    Raises:
+        CheckpointError: something is there, but it is not whole, or not the same on all nodes.
+    """
+    world = world or World()
+    root = Path(load_dir).absolute()
+
+    def look() -> CheckpointInfo | None:
+        return _look(root, iteration, node_rank=world.node_rank, foreign=foreign)
+
+    seen = together(world, look if world.is_local_first else None)
+    places = world.all_gather((world.is_local_first, f"node {world.node_rank}, {world.hostname}"))
+    steps = [
+        (where, info.step if info else None)
+        for (is_leader, where), info in zip(places, seen, strict=True)
+        if is_leader
+    ]
+    if len({step for _, step in steps}) > 1:
+        listing = "\n".join(
+            f"    {where}: {'nothing' if step is None else folders.step_name(step)}"
+            for where, step in steps[:4]
+        )
+        raise CheckpointError(
+            f"load: {root} is not the same on all nodes\n  found:\n{listing}\n"
+            "  to do: put `load` on a file system that all nodes share; for a disk in each node, "
+            "set use_node_local_storage: true and start the nodes that saved",
+            everywhere=True,
+        )
+    info = seen[0]
+    if info is not None and world.is_first:
+        for note in info.notes:
+            log.warning("%s", note)
+    return info
+
+
+def _look(
+    root: Path, iteration: int | None, *, node_rank: int, foreign: bool
+) -> CheckpointInfo | None:
+    if not root.exists():
+        if iteration is None:
+            return None
+        raise CheckpointError(_no_such_step(root, iteration, {}))
+    if not root.is_dir():
+        raise CheckpointError(f"load: {root} is a file; expected a folder of checkpoints")
+    _refuse_inner_folder(root)
+    steps = folders.step_folders(root)
+    if iteration is not None:
+        if iteration not in steps:
+            raise CheckpointError(_no_such_step(root, iteration, steps))
+        return _inspect(steps[iteration], iteration, node_rank, foreign)
+    latest = folders.read_latest(root)
+    if latest is None:
+        return _without_latest(root, steps, node_rank, foreign)
+    step = folders.step_of(latest)
+    assert step is not None  # read_latest accepts nothing else
+    folder = root / latest
+    set_aside = root / (folders.REPLACED_PREFIX + latest)
+    notes = _notes(root, step, steps)
+    if not folder.exists() and set_aside.is_dir():
+        # Killed between the two renames of a second save of this step.
+        notes = (f"{latest} was being replaced when its run was killed: using the earlier one",)
+        folder = set_aside
+    return _inspect(folder, step, node_rank, foreign, notes)
+
+
+def _without_latest(
+    root: Path, steps: dict[int, Path], node_rank: int, foreign: bool
+) -> CheckpointInfo | None:
+    if not steps:
+        return None
+    # The first save of a run, killed after its folder was complete and before `latest` was there:
+    # its workshop still exists, which it does at no other time.
+    step, folder = max(steps.items())
+    workshop = root / (TEMPORARY_PREFIX + folder.name)
+    if workshop.is_dir() and not (workshop / folder.name).exists() and read_manifest(folder):
+        note = f"{root}: no `latest` yet, its save was killed just before; using {folder.name}"
+        return _inspect(folder, step, node_rank, foreign, (note,))
+    raise CheckpointError(
+        f"load: {root} holds checkpoints but no file named latest\n"
+        f"  found: {_names(steps.values())}\n"
+        "  expected: a file `latest` that names the one to use\n"
+        f"  to do: pass --iteration {step}, or write {folder.name} into {root / 'latest'}; "
+        "for a fresh start use an empty folder"
+    )
+
+
+def _inspect(
+    folder: Path, step: int, node_rank: int, foreign: bool, notes: tuple[str, ...] = ()
+) -> CheckpointInfo:
+    """The checkpoint in ``folder``, or an error that says in what way it is none."""
+    manifest = read_manifest(folder)
+    if manifest is None:
+        if foreign and folder.is_dir():
+            return CheckpointInfo(folder, step, None, notes)
+        found = f"no {MANIFEST_NAME} in it" if folder.is_dir() else "no such folder"
+        advice = "; its weights alone can be read with finetune: true" if folder.is_dir() else ""
+        raise CheckpointError(_not_whole(folder, found, advice))
+    if manifest.step != step:
+        raise CheckpointError(
+            _not_whole(
+                folder, f"its manifest speaks of step {manifest.step}: the folder was renamed"
+            )
+        )
+    wrong = differences(folder, manifest.files_of(node_rank))
+    if wrong:
+        more = f"; {len(wrong) - 3} more files differ" if len(wrong) > 3 else ""
+        found = "; ".join(wrong[:3]) + more
+        raise CheckpointError(_not_whole(folder, found + _other_node(folder, manifest)))
+    return CheckpointInfo(folder, step, manifest, notes)
+
+
+def _other_node(folder: Path, manifest: Manifest) -> str:
+    """Where a private disk holds the part of another node than this one: whose."""
+    for node_rank, files in enumerate(manifest.disks) if manifest.node_local else ():
+        if not differences(folder, files):
+            return (
+                f". The part of node {node_rank} is here: start the nodes in the order of the save"
+            )
+    return ""
+
+
+def _notes(root: Path, chosen: int, steps: dict[int, Path]) -> tuple[str, ...]:
+    """What lies there beside step ``chosen`` and is newer."""
+    newer = {step: folder for step, folder in steps.items() if step > chosen}
+    whole = [folder for folder in newer.values() if (folder / MANIFEST_NAME).exists()]
+    others = [folder for folder in newer.values() if folder not in whole]
+    notes = []
+    if others:
+        notes.append(
+            f"{root}: ignoring {_names(others)}, which has no {MANIFEST_NAME} and so is no "
+            f"checkpoint; using {folders.step_name(chosen)}, which latest names"
+        )
+    if whole:
+        notes.append(
+            f"{root}: {_names(whole)} is newer, but latest names {folders.step_name(chosen)}, which "
+            f"is used; --iteration {folders.step_of(whole[-1].name)} would choose the newest"
+        )
+    cut = [name for name in folders.unfinished_saves(root) if (folders.step_of(name) or 0) > chosen]
+    if cut:
+        notes.append(
+            f"{root}: the save of {', '.join(cut)} was cut short and is ignored; using "
+            f"{folders.step_name(chosen)}"
+        )
+    return tuple(notes)
+
+
+def _refuse_inner_folder(root: Path) -> None:
+    if (root / MANIFEST_NAME).exists() and folders.step_of(root.name) is not None:
+        raise CheckpointError(
+            f"load: {root} is one checkpoint\n  expected: the folder that holds the run's "
+            f"checkpoints\n  to do: load: {root.parent} and --iteration {folders.step_of(root.name)}"
+        )
+
+
+def _no_such_step(root: Path, iteration: int, steps: dict[int, Path]) -> str:
+    return (
+        f"load: {root} has no checkpoint of step {iteration}\n  found: {_names(steps.values())}\n"
+        "  to do: pass --iteration with one of these, or leave it out for the latest"
+    )
+
+
+def _not_whole(folder: Path, found: str, advice: str = "") -> str:
+    siblings = [f for f in folders.step_folders(folder.parent).values() if f != folder]
+    return (
+        f"the checkpoint {folder} is not whole\n  found: {found}\n"
+        f"  whole beside it: {_names(f for f in siblings if _is_whole(f))}\n"
+        f"  to do: restore it, or choose another step with --iteration N{advice}"
+    )
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        manifest = read_manifest(folder)
+    except CheckpointError:
+        return False
+    return manifest is not None and not differences(folder, manifest.files_of(0))
+
+
+def _names(found: Iterable[Path]) -> str:
+    names = [folder.name for folder in found]
+    shown = ", ".join(names[-6:]) or "none"
+    return f"… {shown}" if len(names) > 6 else shown

@@ -1,0 +1,153 @@
+"""The names under a checkpoint root, and how they come and go.
+
+::
+
+    <root>/global_step20/            a checkpoint: it holds a manifest
+    <root>/latest                    the text "global_step20"
+    <root>/.tmp-global_step30/       a save that is under way, was killed, or a removal
+    <root>/.replaced-global_step20/  the earlier checkpoint of a step that is being saved again
+
+A checkpoint appears under its name by one rename of a finished folder, and leaves it by one rename
+before its files are removed, so that no kill at any moment leaves half a folder under such a name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+from megatron.checkpointing.durable import TEMPORARY_PREFIX, sync_folder
+from megatron.checkpointing.manifest import MANIFEST_NAME
+from megatron.errors import CheckpointError
+
+LATEST_NAME = "latest"
+REPLACED_PREFIX = ".replaced-"
+
+_STEP_NAME = re.compile(r"global_step(\d+)")
+_LEFTOVER = re.compile(
+    rf"{re.escape(TEMPORARY_PREFIX)}(global_step\d+|{LATEST_NAME})"
+    rf"|{re.escape(REPLACED_PREFIX)}global_step\d+"
+)
+
+
+def step_name(step: int) -> str:
+    """The name of the folder of ``step``, as DeepSpeed and GPT-NeoX form it."""
+    return f"global_step{step}"
+
+
+def step_of(name: str) -> int | None:
+    """The step that a folder's name tells, or None for other names."""
+    match = _STEP_NAME.fullmatch(name)
+    return int(match.group(1)) if match else None
+
+
+def step_folders(root: Path) -> dict[int, Path]:
+    """The folders under ``root`` whose names tell a step, whole or not, in order of steps."""
+    found = {}
+    for entry in root.iterdir():
+        step = step_of(entry.name)
+        if step is not None and entry.is_dir():
+            found[step] = entry
+    return dict(sorted(found.items()))
+
+
+def unfinished_saves(root: Path) -> list[str]:
+    """Names of the steps whose saving (or removal) was cut short under ``root``."""
+    names = (entry.name.removeprefix(TEMPORARY_PREFIX) for entry in root.iterdir())
+    return sorted(
+        name
+        for name in names
+        if step_of(name) is not None and (root / (TEMPORARY_PREFIX + name)).is_dir()
+    )
+
+
+def read_latest(root: Path) -> str | None:
+    """The folder name that ``<root>/latest`` holds, or None without such a file.
+
+    Raises:
+        CheckpointError: the file is there but names no step folder.
+    """
+    path = root / LATEST_NAME
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace").strip()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    if step_of(text) is None:
+        steps = ", ".join(folder.name for folder in step_folders(root).values()) or "none"
+        raise CheckpointError(
+            f"{path}\n  found: {text[:60]!r}\n  expected: the name of a folder, global_step<N>\n"
+            f"  to do: write one of these into it: {steps}"
+        )
+    return text
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a checkpoint: it stops being one at once, whatever interrupts the rest."""
+    doomed = folder.with_name(TEMPORARY_PREFIX + folder.name)
+    if folder.name.startswith((TEMPORARY_PREFIX, REPLACED_PREFIX)):
+        doomed = folder
+    elif doomed.exists():
+        shutil.rmtree(doomed)
+    if doomed != folder:
+        os.rename(folder, doomed)
+        sync_folder(folder.parent)
+    shutil.rmtree(doomed)
+
+
+def clear_leftovers(root: Path) -> list[str]:
+    """Remove what killed saves left under ``root``. Returns the names removed.
+
+    A checkpoint that was set aside for a successor which never came gets its name back. Folders that
+    have a step's name but no manifest are not touched: this project never leaves such, so they are
+    somebody's, perhaps the GPT-NeoX checkpoint that this run started from.
+    """
+    removed = []
+    for entry in sorted(root.iterdir()):
+        name = entry.name.removeprefix(REPLACED_PREFIX)
+        if name != entry.name and step_of(name) is not None and not (root / name).exists():
+            os.rename(entry, root / name)
+            continue
+        if not _LEFTOVER.fullmatch(entry.name):
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+        removed.append(entry.name)
+    return removed
+
+
+def make_way(folder: Path) -> Path | None:
+    """Rename what bears the name ``folder`` away. Returns where it went, None if nothing was there.
+
+    An earlier checkpoint goes to a ``.replaced-`` name, under which a reader still finds it until
+    the new one is complete. A folder without manifest goes to a name beside it and stays there.
+    """
+    if not os.path.lexists(folder):
+        return None
+    if (folder / MANIFEST_NAME).exists():
+        aside = folder.with_name(REPLACED_PREFIX + folder.name)
+    else:
+        number = 1
+        while (aside := folder.with_name(f"{folder.name}.aside{number}")).exists():
+            number += 1
+    os.rename(folder, aside)
+    return aside
+
+
+def outdated(root: Path, newest: int, keep_last: int) -> list[Path]:
+    """The checkpoints to remove so that ``keep_last`` remain, counted back from step ``newest``.
+
+    Later steps (of a run that this one went back behind) and folders without manifest are never
+    among them.
+    """
+    ours = [
+        folder
+        for step, folder in step_folders(root).items()
+        if step <= newest and (folder / MANIFEST_NAME).exists()
+    ]
+    return ours[: max(0, len(ours) - keep_last)]

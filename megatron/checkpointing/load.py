@@ -1,0 +1,99 @@
+"""Continue a run: DeepSpeed's own loader, once it is known that it can succeed.
+
+DeepSpeed unpickles its files freely and asserts in the middle of loading. So only a folder with our
+manifest, found whole by :func:`megatron.checkpointing.find.find_checkpoint`, gets here, and what the
+files depend on is compared first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megatron.checkpointing.deepspeed_files import Engine, engine_facts
+from megatron.checkpointing.find import CheckpointInfo
+from megatron.checkpointing.manifest import EngineFacts
+from megatron.checkpointing.together import together
+from megatron.checkpointing.weights import BROKEN_FILE
+from megatron.errors import CheckpointError
+from megatron.runtime.world import World
+
+
+def load_checkpoint(
+    engine: Engine, info: CheckpointInfo, *, world: World, load_optim: bool = True
+) -> dict[str, Any]:
+    """Put ``engine`` into the state of the checkpoint. All ranks call this.
+
+    Args:
+        engine: DeepSpeed's engine, built for the same model.
+        info: from :func:`find_checkpoint`.
+        world: this process's place.
+        load_optim: load the optimizer's state too. Without it the fp32 copy of the weights is made
+            from the loaded weights, and any number of data-parallel ranks will do.
+
+    Returns:
+        The ``state`` that :func:`save_checkpoint` was given.
+
+    Raises:
+        CheckpointError: on every rank, when the checkpoint does not fit this run or cannot be read
+            on some rank.
+    """
+    manifest = info.manifest
+    if manifest is None:
+        raise CheckpointError(
+            f"{info.path} has no manifest: its weights can be read (finetune: true), but a run "
+            "cannot be continued from it",
+            everywhere=True,
+        )
+    now = engine_facts(engine, world.size)
+    misfit = _misfit(manifest.engine, now, load_optim, manifest.has_optimizer)
+    if misfit:
+        raise CheckpointError(f"{info.path} does not fit this run\n{misfit}", everywhere=True)
+    together(
+        world,
+        lambda: _load(engine, info, load_optim),
+        # DeepSpeed asserts that files exist.
+        expected=(*BROKEN_FILE, AssertionError),
+    )
+    return info.state
+
+
+def _load(engine: Engine, info: CheckpointInfo, load_optim: bool) -> None:
+    path, _ = engine.load_checkpoint(
+        str(info.path.parent), tag=info.path.name, load_optimizer_states=load_optim
+    )
+    if path is None or engine.global_steps != info.step:
+        raise CheckpointError(
+            f"{info.path}: DeepSpeed found nothing to load there"
+            if path is None
+            else f"{info.path} holds step {engine.global_steps}; expected {info.step}"
+        )
+
+
+def _misfit(
+    saved: EngineFacts, now: EngineFacts, load_optim: bool, has_optimizer: bool
+) -> str | None:
+    """Why DeepSpeed could not load files of ``saved`` into an engine of ``now``; None if it can."""
+    if saved.model_parallel_size != now.model_parallel_size:
+        return (
+            f"  found: weights split among model_parallel_size {saved.model_parallel_size}\n"
+            f"  expected: {now.model_parallel_size}, as this run has"
+        )
+    if not load_optim:
+        return None
+    to_do = (
+        "  to do: start it as it was, or go on from the weights alone with no_load_optim: true "
+        "(same step) or finetune: true (from step 0)"
+    )
+    if not has_optimizer:
+        return f"  found: no optimizer state, it was saved with no_save_optim\n{to_do}"
+    compared = ["zero_stage", "precision"]
+    if saved.zero_stage > 0:
+        # Each rank's file holds its part of the optimizer's state.
+        compared.append("data_parallel_size")
+    differing = [name for name in compared if getattr(saved, name) != getattr(now, name)]
+    if not differing:
+        return None
+    listing = "; ".join(
+        f"{name} {getattr(saved, name)}, this run has {getattr(now, name)}" for name in differing
+    )
+    return f"  found: optimizer state of {listing}\n{to_do}"

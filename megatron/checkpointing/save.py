@@ -1,0 +1,329 @@
+"""Save a checkpoint so that it is there whole, or not at all.
+
+In order, every step agreed on by all ranks before the next begins:
+
+1. rank 0 clears what killed saves left and makes ``<root>/.tmp-global_step<N>/global_step<N>``;
+2. every rank sees that folder, then writes its shards into it and flushes them;
+3. rank 0 writes the configuration files, and the manifest last;
+4. rank 0 renames the folder to ``<root>/global_step<N>`` and then replaces ``<root>/latest``;
+5. only now are old checkpoints removed.
+
+With node-local storage the first process of each node does all that on its node's disk, and each
+disk gets the same manifest. A kill at any moment leaves the checkpoint that ``latest`` names whole.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+import platform
+import shutil
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from megatron.checkpointing import folders
+from megatron.checkpointing.deepspeed_files import Engine, engine_facts, write_shards
+from megatron.checkpointing.durable import (
+    new_file,
+    replace_file,
+    sync_folder,
+    temporary_name,
+    write_file,
+)
+from megatron.checkpointing.manifest import MANIFEST_NAME, Manifest
+from megatron.checkpointing.together import describe, together
+from megatron.errors import CheckpointError
+from megatron.logging import get_logger
+from megatron.runtime.stock_deepspeed import deepspeed
+from megatron.runtime.world import World
+
+log = get_logger(__name__)
+
+CONFIG_FOLDER = "configs"
+EFFECTIVE_CONFIG_NAME = "effective_config.json"
+
+# A network file system may hide a new entry from other hosts for seconds.
+VISIBILITY_TIMEOUT = 30.0
+
+
+class ConfigText(Protocol):
+    """A configuration file as it was read."""
+
+    @property
+    def path(self) -> object: ...
+
+    @property
+    def text(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where one checkpoint is made and where it ends up."""
+
+    root: Path
+    step: int
+
+    @property
+    def final(self) -> Path:
+        return self.root / folders.step_name(self.step)
+
+    @property
+    def workshop(self) -> Path:
+        """Exists from the first moment of a save until ``latest`` names its result."""
+        return temporary_name(self.final)
+
+    @property
+    def unfinished(self) -> Path:
+        return self.workshop / self.final.name
+
+
+def save_checkpoint(
+    engine: Engine,
+    *,
+    save_dir: str | Path,
+    step: int,
+    state: Mapping[str, Any],
+    world: World,
+    config_files: Iterable[ConfigText],
+    config_flat: Mapping[str, Any],
+    layout: Mapping[str, Any],
+    node_local: bool = False,
+    keep_last: int | None = None,
+    no_save_optim: bool = False,
+    config_hash: str | None = None,
+) -> Path:
+    """Write the checkpoint of ``step`` under ``save_dir``. All ranks call this.
+
+    Args:
+        engine: DeepSpeed's engine.
+        save_dir: the root of the run's checkpoints; made when missing.
+        step: optimizer steps done.
+        state: what a resume needs beside the engine's state, JSON values only; rank 0's is kept.
+        world: this process's place.
+        config_files: the configuration as the user wrote it, copied into ``configs/``.
+        config_flat: the configuration as it was understood.
+        layout: how the run is spread over ranks.
+        node_local: each node writes to its own disk; DeepSpeed's
+            ``checkpoint: {use_node_local_storage: true}`` must be set as well.
+        keep_last: remove all but so many checkpoints, after this one is complete; None keeps all.
+        no_save_optim: leave the optimizer's state out.
+        config_hash: hash of the configuration; by default that of ``config_flat``.
+
+    Returns:
+        The folder of the checkpoint.
+
+    Raises:
+        CheckpointError: on every rank, with the first failing rank's words, when any rank could not
+            write. Nothing half-written stays, and earlier checkpoints are as they were.
+    """
+    place = _Place(Path(os.path.abspath(save_dir)), step)
+    if glob.escape(str(place.root)) != str(place.root):
+        raise CheckpointError(
+            f"save: {place.root}\n  found: one of the characters [ ] * ? in the path\n"
+            "  expected: none, because DeepSpeed searches folders by pattern\n"
+            "  to do: use another folder",
+            everywhere=True,
+        )
+    leader = world.is_local_first if node_local else world.is_first
+    flat_text = json.dumps(config_flat, indent=1, sort_keys=True, default=str)
+    try:
+        together(world, (lambda: _prepare(place)) if leader else None)
+        together(world, lambda: _wait_until_visible(place.unfinished, None))
+        client_state = {"iteration": step}  # GPT-NeoX looks for it there
+        written = together(
+            world,
+            lambda: (
+                world.node_rank,
+                write_shards(
+                    engine,
+                    place.unfinished,
+                    client_state=client_state,
+                    with_optimizer=not no_save_optim,
+                ),
+            ),
+        )
+        configs = together(
+            world, (lambda: _write_configs(place, config_files, flat_text)) if leader else None
+        )
+        manifest = Manifest(
+            step=step,
+            state=dict(state),
+            layout=dict(layout),
+            engine=engine_facts(engine, world.size),
+            config_hash=config_hash or hashlib.sha256(flat_text.encode()).hexdigest(),
+            versions=_versions(),
+            has_optimizer=not no_save_optim,
+            node_local=node_local,
+            disks=_disks(written, configs, node_local),
+            created=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        )
+        manifest = world.broadcast(manifest)
+        files = manifest.files_of(world.node_rank)
+        together(world, (lambda: _finish(place, manifest, files)) if leader else None)
+        together(world, (lambda: _publish(place)) if leader else None)
+    except CheckpointError as error:
+        left = _clean_up(place) if leader else ""
+        raise CheckpointError(_failure_text(place, error, left), everywhere=True) from error
+    if leader and keep_last is not None:
+        _remove_outdated(place, keep_last)
+    world.barrier()
+    return place.final
+
+
+def _prepare(place: _Place) -> None:
+    place.root.mkdir(parents=True, exist_ok=True)
+    removed = folders.clear_leftovers(place.root)
+    if removed:
+        log.info("removed what a killed save had left: %s", ", ".join(removed))
+    place.unfinished.mkdir(parents=True)
+
+
+def _wait_until_visible(path: Path, size: int | None) -> None:
+    """Wait until this host sees ``path`` (with ``size`` bytes, unless None).
+
+    Raises:
+        CheckpointError: it does not, :data:`VISIBILITY_TIMEOUT` seconds after it was made.
+    """
+    deadline = time.monotonic() + VISIBILITY_TIMEOUT
+    pause = 0.05
+    while True:
+        try:
+            seen = path.stat().st_size
+        except FileNotFoundError:
+            seen = None
+        if seen is not None and size in (None, seen):
+            return
+        if time.monotonic() > deadline:
+            expected = "it" if size is None else f"it with {size:,} bytes"
+            found = "nothing" if seen is None else f"{seen:,} bytes"
+            raise CheckpointError(
+                f"{path} was made by another rank, and this host sees {found} there; expected "
+                f"{expected}. `save` must be on a file system that all nodes share; for a disk in "
+                "each node, set use_node_local_storage: true"
+            )
+        time.sleep(pause)
+        pause = min(1.0, pause * 1.5)
+
+
+def _write_configs(
+    place: _Place, config_files: Iterable[ConfigText], flat_text: str
+) -> dict[str, int]:
+    """Write the configuration into the folder. Returns its files: path inside it → bytes."""
+    texts = {EFFECTIVE_CONFIG_NAME: flat_text}
+    for file in config_files:
+        path = Path(str(file.path))
+        name, number = path.name, 1
+        while name in texts:  # two folders may hold files of one name
+            number += 1
+            name = f"{path.stem}-{number}{path.suffix}"
+        texts[name] = file.text
+    folder = place.unfinished / CONFIG_FOLDER
+    folder.mkdir()
+    sizes = {
+        f"{CONFIG_FOLDER}/{name}": write_file(folder / name, text.encode())
+        for name, text in texts.items()
+    }
+    sync_folder(folder)
+    return sizes
+
+
+def _disks(
+    written: list[tuple[int, dict[str, int]] | None],
+    configs: list[dict[str, int] | None],
+    node_local: bool,
+) -> list[dict[str, int]]:
+    """The files of each disk, from what each rank reports: (its node, its shards) and its configs."""
+    disks: dict[int, dict[str, int]] = {}
+    for report, config_sizes in zip(written, configs, strict=True):
+        assert report is not None  # every rank writes
+        node_rank, shards = report
+        files = disks.setdefault(node_rank if node_local else 0, {})
+        files.update(shards)
+        files.update(config_sizes or {})
+    return [dict(sorted(disks[node].items())) for node in sorted(disks)]
+
+
+def _finish(place: _Place, manifest: Manifest, files: dict[str, int]) -> None:
+    """Make the folder a checkpoint: all files seen with their sizes, then the manifest."""
+    for name, size in files.items():
+        _wait_until_visible(place.unfinished / name, size)
+    replace_file(place.unfinished / MANIFEST_NAME, manifest.to_json())
+
+
+def _publish(place: _Place) -> None:
+    # Everything that needs space on the disk comes before the first rename.
+    latest = place.root / folders.LATEST_NAME
+    with new_file(temporary_name(latest)) as file:
+        file.write(place.final.name.encode())
+    aside = folders.make_way(place.final)
+    try:
+        os.rename(place.unfinished, place.final)
+    except OSError:
+        if aside is not None:
+            os.rename(aside, place.final)
+        raise
+    sync_folder(place.root)
+    os.replace(temporary_name(latest), latest)
+    sync_folder(place.root)
+    shutil.rmtree(place.workshop)
+    if aside is None:
+        return
+    if aside.name.startswith(folders.REPLACED_PREFIX):
+        folders.remove_folder(aside)
+    else:
+        log.warning(
+            "%s held no %s, so it was no checkpoint of ours: renamed to %s",
+            place.final,
+            MANIFEST_NAME,
+            aside.name,
+        )
+
+
+def _remove_outdated(place: _Place, keep_last: int) -> None:
+    """Retention. What cannot be removed is said; the run goes on, its new checkpoint is complete."""
+    for folder in folders.outdated(place.root, place.step, keep_last):
+        try:
+            folders.remove_folder(folder)
+        except OSError as error:
+            log.warning("the old checkpoint %s stays: %s", folder, describe(error))
+
+
+def _clean_up(place: _Place) -> str:
+    """Remove what this failed save has made. Returns a line about what could not be, or nothing."""
+    try:
+        if place.workshop.exists():
+            shutil.rmtree(place.workshop)
+        temporary_name(place.root / folders.LATEST_NAME).unlink(missing_ok=True)
+    except OSError as error:
+        return f"\n  left behind: {place.workshop} ({describe(error)}); the next save clears it"
+    return ""
+
+
+def _failure_text(place: _Place, error: CheckpointError, left: str) -> str:
+    text = f"the checkpoint of step {place.step} could not be saved under {place.root}"
+    text += f"\n  found: {error}"
+    try:
+        latest = folders.read_latest(place.root)
+        free = shutil.disk_usage(place.root).free
+    except (OSError, CheckpointError):  # the folder itself is out of reach: `found` says why
+        latest, free = None, None
+    if free is not None:
+        text += f"\n  free there: {free / 2**20:,.1f} MiB"
+    text += f"\n  still whole: {latest}" if latest else "\n  no earlier checkpoint is there"
+    return text + left + "\n  to do: make room and allow writing there, or choose another `save`"
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "deepspeed": str(deepspeed.__version__),
+    }
