@@ -1,0 +1,28 @@
+#!/usr/bin/env python
+"""Score a checkpoint on held-out text: loss, perplexity, bits per byte."""
+
+from __future__ import annotations
+
+import argparse
+
+from megatron.errors import run_door
+from megatron.evaluation.run import add_evaluation_arguments, run_evaluation
+from megatron.neox_arguments.arguments_cli import add_config_arguments, args_from_cli
+from megatron.runtime.process import end_process, start_process
+from megatron.runtime.world import World
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_config_arguments(parser)
+    add_evaluation_arguments(parser)
+    parsed = parser.parse_args()
+    args = args_from_cli(parsed, world_size=World.from_env().size)
+    text = run_evaluation(args, start_process(args.training.distributed_backend), parsed)
+    if text:
+        print(text, flush=True)
+    end_process()
+
+
+if __name__ == "__main__":
+    run_door(main)

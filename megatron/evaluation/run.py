@@ -1,0 +1,111 @@
+"""``eval.py``: the score of a checkpoint on a split of the run's data, or on any token file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+
+from megatron.data.indexed_dataset import MMapIndexedDataset, make_dataset
+from megatron.data.splits import split_boundaries
+from megatron.errors import ConfigError, DataError
+from megatron.evaluation.perplexity import Score, score_documents
+from megatron.evaluation.windows import Windows
+from megatron.neox_arguments import NeoXArgs
+from megatron.runtime.world import World
+from megatron.training.loading import load_trained_model
+from megatron.training.setup import Parts, build_parts
+
+SPLITS = ("train", "valid", "test")
+
+
+def add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``eval.py`` beside those of the configuration."""
+    parser.add_argument(
+        "--split",
+        choices=SPLITS,
+        default="valid",
+        help="which part of data_path, as `split` divides it (default: valid)",
+    )
+    parser.add_argument(
+        "--data", metavar="PREFIX", help="score the whole token file PREFIX.bin/.idx instead"
+    )
+    parser.add_argument("--output", type=Path, help="write the score there too, as JSON")
+
+
+def run_evaluation(args: NeoXArgs, world: World, asked: argparse.Namespace) -> str | None:
+    """Score the checkpoint that ``load`` names; the text to show on rank 0, None elsewhere.
+
+    Raises:
+        NeoXError: there is no such checkpoint, or nothing to score.
+    """
+    started = time.monotonic()
+    parts = build_parts(args, world)
+    name, documents, first, last = _choose(args, asked)
+    _check_vocabulary(documents, first, last, parts, name)
+    windows = Windows(documents, first, last, seq_length=args.model.seq_length)
+    if len(windows) == 0:
+        raise DataError(f"{name}: holds {windows.num_tokens} tokens: there is nothing to predict")
+    model, found = load_trained_model(args, parts)
+    score = score_documents(
+        model,
+        windows,
+        tokenizer=parts.tokenizer,
+        groups=parts.groups,
+        device=parts.device,
+        micro_batch_size=parts.batch.micro_batch_size,
+    )
+    if not world.is_first:
+        return None
+    facts = {"iteration": found.step, "data": name} | score.as_dict()
+    if asked.output is not None:
+        asked.output.parent.mkdir(parents=True, exist_ok=True)
+        asked.output.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    return _text(score, f"step {found.step:,} on {name}", time.monotonic() - started)
+
+
+def _choose(args: NeoXArgs, asked: argparse.Namespace) -> tuple[str, MMapIndexedDataset, int, int]:
+    """A name for people, the token file, and the range of its documents."""
+    prefix = asked.data or args.data.data_path
+    if prefix is None:
+        raise ConfigError("nothing to score: set data_path, or pass --data PREFIX", everywhere=True)
+    documents = make_dataset(prefix, args.data.data_impl)
+    if asked.data:
+        return asked.data, documents, 0, len(documents)
+    bounds = split_boundaries(args.data.split, len(documents))
+    number = SPLITS.index(asked.split)
+    first, last = bounds[number], bounds[number + 1]
+    if first == last:
+        raise DataError(
+            f"the split {asked.split} of {prefix} is empty: split {args.data.split!r} divides its "
+            f"{len(documents)} documents at {bounds}\n  to do: choose another --split, or --data PREFIX",
+            everywhere=True,
+        )
+    return f"the split {asked.split} of {prefix}", documents, first, last
+
+
+def _check_vocabulary(
+    documents: MMapIndexedDataset, first: int, last: int, parts: Parts, name: str
+) -> None:
+    """Every id must be in the vocabulary: an id past it would crash, or mean another token."""
+    limit = parts.tokenizer.vocab_size
+    for number in range(first, last):
+        tokens = documents.get(number)
+        if tokens.size and int(np.max(tokens)) >= limit:
+            raise DataError(
+                f"{name}: document {number:,} holds the id {int(np.max(tokens)):,}, but "
+                f"{parts.tokenizer.name} has {limit:,} entries\n"
+                "  to do: use the vocabulary that the text was tokenized with",
+                everywhere=True,
+            )
+
+
+def _text(score: Score, what: str, seconds: float) -> str:
+    return (
+        f"{what}: loss {score.loss:.4f} nats per token · perplexity {score.perplexity:.2f} · "
+        f"{score.nats_per_byte:.4f} nats per byte · {score.bits_per_byte:.4f} bits per byte\n"
+        f"({score.tokens:,} tokens, {score.bytes:,} bytes, {seconds:.1f} s)"
+    )

@@ -1,0 +1,67 @@
+"""Which samples an evaluation reads, and its loss.
+
+Evaluation number e = step // eval_interval reads the samples from e × eval_iters × B on, so that a
+resumed run evaluates on the same ones; ``eval_same_samples`` reads from 0 each time.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from megatron.data.datasets import DataSplits, SampleDataset
+from megatron.data.loader import build_step_loader
+from megatron.neox_arguments import NeoXArgs
+from megatron.training.evaluate import total_loss
+from megatron.training.setup import Parts
+
+
+class EvaluationPlan:
+    """The evaluations of one run.
+
+    Args:
+        args: the configuration.
+        parts: the run's parts.
+        data: its splits; an empty one is None and is never evaluated.
+        model: the model under the engine.
+    """
+
+    def __init__(self, args: NeoXArgs, parts: Parts, data: DataSplits, model: nn.Module) -> None:
+        self._args = args
+        self._parts = parts
+        self._data = data
+        self._model = model
+        wanted = args.training.eval_iters > 0
+        self.validates = wanted and data.valid is not None and args.training.do_valid is not False
+        self.tests = wanted and data.test is not None and args.training.do_test is not False
+
+    def validation_loss(self, step: int) -> float | None:
+        """Nats per token on the validation split at ``step``; None where there is no evaluation."""
+        if not self.validates:
+            return None
+        number = (
+            0 if self._args.data.eval_same_samples else step // self._args.training.eval_interval
+        )
+        return self._loss(self._data.valid, number)
+
+    def test_loss(self) -> float | None:
+        """Nats per token on the test split; None where there is no evaluation."""
+        return self._loss(self._data.test, 0) if self.tests else None
+
+    def _loss(self, dataset: SampleDataset | None, number: int) -> float:
+        assert dataset is not None
+        iters = self._args.training.eval_iters
+        parts = self._parts
+        loader = build_step_loader(
+            dataset,
+            first_sample=number * iters * parts.batch.global_batch_size,
+            num_steps=iters,
+            batch=parts.batch,
+            data_rank=parts.groups.get_data_parallel_rank(),
+            # Evaluations are short: starting workers would take longer than they save.
+            num_workers=0,
+            eod_id=parts.tokenizer.eod if self._args.data.eod_mask_loss else None,
+        )
+        try:
+            return total_loss(self._model, loader, parts.groups, parts.device).mean
+        finally:
+            loader.close()

@@ -1,0 +1,44 @@
+"""A trained model without an engine: what evaluation and generation need of a checkpoint."""
+
+from __future__ import annotations
+
+import torch
+
+from megatron.checkpointing import CheckpointInfo, find_checkpoint, load_weights
+from megatron.errors import CheckpointError, ConfigError
+from megatron.logging import get_logger
+from megatron.model import GPT2Model
+from megatron.neox_arguments import NeoXArgs
+from megatron.training.setup import Parts, build_model
+
+log = get_logger(__name__)
+
+DTYPES = {"fp32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def load_trained_model(args: NeoXArgs, parts: Parts) -> tuple[GPT2Model, CheckpointInfo]:
+    """The model with the weights of ``load``, on this rank's device, in evaluation mode.
+
+    Only weights are read, nothing of the optimizer, and no file is unpickled beyond tensors.
+
+    Raises:
+        ConfigError: ``load`` is not set.
+        CheckpointError: there is no checkpoint, or it does not fit the configuration.
+    """
+    load = args.checkpointing.load
+    if load is None:
+        raise ConfigError(
+            "load is not set: which checkpoint shall be used? Set load: <folder of a run's checkpoints>",
+            everywhere=True,
+        )
+    found = find_checkpoint(load, args.checkpointing.iteration, world=parts.world, foreign=True)
+    if found is None:
+        raise CheckpointError(
+            f"load: {load} holds no checkpoint\n"
+            "  to do: train first (./deepy.py train.py …), or set load to another folder",
+            everywhere=True,
+        )
+    model = build_model(args, parts)
+    load_weights(model, found)
+    log.info("weights of %s (step %s)", found.path, f"{found.step:,}")
+    return model.to(device=parts.device, dtype=DTYPES[args.model.precision]).eval(), found

@@ -1,0 +1,125 @@
+"""The training loop: read a step's batch, train on it, and now and then log, evaluate, save, stop.
+
+Everything that happens is a function of the number of steps done, which is 1 after the first one;
+so a resumed run logs, evaluates and saves at the same steps as one that never stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from megatron.data.loader import StepBatch
+from megatron.optimizers import LRSchedule
+from megatron.runtime.signals import StopRequest
+from megatron.runtime.timers import Stopwatch, timed
+from megatron.training.run_state import RunState
+from megatron.training.step import StepSettings, train_step
+
+
+@dataclass(frozen=True)
+class LoggedStep:
+    """What an interval's log line says; means are over the steps since the last one.
+
+    Attributes:
+        state: where the run stands after the step.
+        loss: mean loss, nats per token.
+        learning_rate, grad_norm: of the last step.
+        seconds: mean wall time of a step, evaluation and saving left out.
+        data_seconds: how much of it was waiting for data.
+    """
+
+    state: RunState
+    loss: float
+    learning_rate: float
+    grad_norm: float
+    seconds: float
+    data_seconds: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """When things happen; all in steps.
+
+    Attributes:
+        train_iters: the last step.
+        log_interval: a log line every so many steps, and after the last.
+        evaluates: whether an evaluation is due after this many steps.
+        saves: whether a checkpoint is due after this many steps.
+        exit_interval: stop after a multiple of this.
+    """
+
+    train_iters: int
+    log_interval: int
+    evaluates: Callable[[int], bool]
+    saves: Callable[[int], bool]
+    exit_interval: int | None
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What the loop calls; each is called by all ranks at the same step."""
+
+    log: Callable[[LoggedStep], None]
+    evaluate: Callable[[int], None]
+    save: Callable[[RunState], None]
+
+
+def train(
+    engine: Any,
+    batches: Iterable[StepBatch],
+    settings: StepSettings,
+    schedule: LRSchedule,
+    state: RunState,
+    plan: Plan,
+    hooks: Hooks,
+) -> str:
+    """Train from ``state`` on until the plan's end or a stop, and return why it ended.
+
+    A stop, by ``exit_interval`` or by a signal to any rank, comes after the step that is under way
+    and saves first. The last step always saves.
+
+    Raises:
+        TrainingError: the loss or the gradient norm is not finite.
+    """
+    step_watch, data_watch = Stopwatch(), Stopwatch()
+    why = "finished"
+    steps_timed = 0
+    engine.train()
+    with StopRequest() as request:
+        iterator = iter(timed(batches, data_watch))
+        while state.step < plan.train_iters:
+            with step_watch:
+                batch = next(iterator)
+                # A step reads exactly the samples that follow those already read, on any layout.
+                assert batch.first_sample == state.consumed_samples, (batch, state)
+                rate = schedule.at(state.step)
+                result = train_step(
+                    engine,
+                    batch,
+                    settings,
+                    step=state.step,
+                    learning_rate=rate,
+                    stop_asked=request.asked,
+                )
+            state.after_step(result.loss, batch.num_samples)
+            steps_timed += 1
+            is_last = state.step == plan.train_iters
+            if is_last or state.step % plan.log_interval == 0:
+                loss = state.take_mean_loss()
+                seconds, waited = step_watch.take() / steps_timed, data_watch.take() / steps_timed
+                steps_timed = 0
+                hooks.log(LoggedStep(state, loss, rate, result.grad_norm, seconds, waited))
+            if plan.evaluates(state.step) and not is_last:
+                hooks.evaluate(state.step)
+            if result.stop:
+                why = f"stopped by {request.signal_name or 'a signal to another rank'}"
+            elif plan.exit_interval and state.step % plan.exit_interval == 0 and not is_last:
+                why = f"stopped by exit_interval {plan.exit_interval}"
+            stopping = why != "finished"
+            if stopping or is_last or plan.saves(state.step):
+                hooks.save(state)
+            if stopping:
+                break
+    return why

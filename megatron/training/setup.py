@@ -1,0 +1,106 @@
+"""From a checked configuration to the parts of a run: tokenizer, layout, model, engine.
+
+Training, evaluation and generation all build their parts here, so that a checkpoint means the same
+model everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from megatron.model import GPT2Model
+from megatron.mpu import ParallelGroups
+from megatron.neox_arguments import BatchSizes, NeoXArgs
+from megatron.optimizers import LRSchedule, weight_decay_groups
+from megatron.runtime.device import local_device
+from megatron.runtime.stock_deepspeed import deepspeed
+from megatron.runtime.world import World
+from megatron.tokenizer import Tokenizer, build_tokenizer, padded_vocab_size
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What every kind of run stands on.
+
+    Attributes:
+        world: this process among all.
+        groups: the parallel layout.
+        device: where this rank computes.
+        tokenizer: text to ids and back.
+        padded_vocab: rows of the embedding, at least ``tokenizer.vocab_size``.
+        batch: samples per step, per micro-batch, and how many of those.
+    """
+
+    world: World
+    groups: ParallelGroups
+    device: torch.device
+    tokenizer: Tokenizer
+    padded_vocab: int
+    batch: BatchSizes
+
+
+def build_parts(args: NeoXArgs, world: World) -> Parts:
+    """The parts that need no weights.
+
+    Raises:
+        NeoXError: a vocabulary file is missing or broken, or the layout does not fit the world.
+    """
+    tokenizer = build_tokenizer(
+        args.tokenizer.tokenizer_type, args.tokenizer.vocab_file, args.tokenizer.merge_file
+    )
+    model_parallel = args.parallelism.model_parallel_size
+    return Parts(
+        world=world,
+        groups=ParallelGroups(world, model_parallel_size=model_parallel),
+        device=local_device(world.local_rank),
+        tokenizer=tokenizer,
+        padded_vocab=padded_vocab_size(
+            tokenizer.vocab_size, args.model.make_vocab_size_divisible_by, model_parallel
+        ),
+        batch=args.batch_sizes(world.size),
+    )
+
+
+def build_model(args: NeoXArgs, parts: Parts) -> GPT2Model:
+    """The model with its initial weights, in fp32 on the CPU."""
+    return GPT2Model(
+        args.model,
+        padded_vocab_size=parts.padded_vocab,
+        groups=parts.groups,
+        seed=args.training.seed,
+        checkpoint_activations=args.training.checkpoint_activations,
+        checkpoint_num_layers=args.training.checkpoint_num_layers,
+    )
+
+
+def build_engine(args: NeoXArgs, parts: Parts, model: GPT2Model) -> Any:
+    """DeepSpeed's engine around ``model``: it holds the optimizer, ZeRO and the gradient reduction.
+
+    The learning rate is set before every step (see :class:`LRSchedule`), so the engine gets no
+    scheduler.
+    """
+    engine, _, _, _ = deepspeed.initialize(
+        model=model,
+        model_parameters=weight_decay_groups(model, args.optim.weight_decay),
+        config=args.deepspeed_config(parts.world.size),
+        mpu=parts.groups,
+        dist_init_required=False,
+    )
+    return engine
+
+
+def build_schedule(args: NeoXArgs) -> LRSchedule:
+    """The learning rates of the run."""
+    schedule = args.lr_schedule
+    return LRSchedule(
+        lr=args.optim.lr,
+        min_lr=schedule.min_lr,
+        length=LRSchedule.length_of(
+            args.training.train_iters, schedule.lr_decay_iters, schedule.lr_decay_fraction
+        ),
+        warmup=schedule.warmup,
+        style=schedule.lr_decay_style,
+    )

@@ -1,0 +1,24 @@
+#!/usr/bin/env python
+"""Train a model: one rank of a run, started by ./deepy.py, torchrun, deepspeed, or alone."""
+
+from __future__ import annotations
+
+import argparse
+
+from megatron.errors import run_door
+from megatron.neox_arguments.arguments_cli import add_config_arguments, args_from_cli
+from megatron.runtime.process import end_process, start_process
+from megatron.runtime.world import World
+from megatron.training.run import run_training
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_config_arguments(parser)
+    args = args_from_cli(parser.parse_args(), world_size=World.from_env().size)
+    run_training(args, start_process(args.training.distributed_backend))
+    end_process()
+
+
+if __name__ == "__main__":
+    run_door(main)
