@@ -10,7 +10,6 @@ from megatron.checkpointing import (
     find_checkpoint,
     load_checkpoint,
     load_weights,
-    refresh_masters,
     save_checkpoint,
 )
 from megatron.data.datasets import DataSplits, build_datasets
@@ -102,8 +101,7 @@ def _load(
     if found is None:
         return RunState()
     if args.checkpointing.finetune:
-        load_weights(engine.module, found)
-        refresh_masters(engine)
+        load_weights(engine.module, found, engine=engine)
         log.info("finetune: weights of %s; step, optimizer and schedule start afresh", found.path)
         return RunState()
     check_same_data(found, data.index_keys, allowed=args.data.allow_data_change)
@@ -224,12 +222,12 @@ def _save(
 
 
 def _layout(args: NeoXArgs, parts: Parts) -> dict[str, int | str]:
-    pipe, data, context, model = parts.groups.grid.sizes
+    grid = parts.groups.grid
     return {
         "pipe_parallel_size": args.parallelism.pipe_parallel_size,
-        "data_parallel_size": data,
-        "context_parallel_size": context,
-        "model_parallel_size": model,
+        "data_parallel_size": grid.data,
+        "context_parallel_size": grid.context,
+        "model_parallel_size": grid.model,
         "world_size": parts.world.size,
         "zero_stage": args.optim.zero_stage,
         "precision": args.model.precision,
