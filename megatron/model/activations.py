@@ -10,22 +10,21 @@ from torch import Tensor
 
 Activation = Callable[[Tensor], Tensor]
 
-_PLAIN: dict[str, Activation] = {"gelu": F.gelu, "relu": F.relu, "silu": F.silu, "swish": F.silu}
-
-# act(gate) x value (Shazeer, GLU Variants Improve Transformer, 2020): the activation of the gate.
-_GATED: dict[str, Activation] = {"swiglu": F.silu, "geglu": F.gelu, "reglu": F.relu}
-
-
-def is_gated(name: str) -> bool:
-    """Whether the activation multiplies two halves, so that the first layer is twice as wide."""
-    return name in _GATED
+# A gated activation is act(gate) x value (Shazeer, GLU Variants Improve Transformer, 2020); its row
+# is the activation of the gate. Which ones are gated, the configuration knows: ModelArgs.is_gated.
+_FUNCTIONS: dict[str, Activation] = {
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "silu": F.silu,
+    "swiglu": F.silu,
+}
 
 
 def get_activation(name: str, *, tanh_gelu: bool = False) -> Activation:
     """The function by its name; of a gated activation, the one that is applied to the gate.
 
     Args:
-        tanh_gelu: ``gelu`` by its tanh approximation, which is what GPT-NeoX's fused kernel computes.
+        tanh_gelu: ``gelu`` in its tanh form, which is what GPT-NeoX's fused kernel computes.
     """
-    function = _GATED[name] if is_gated(name) else _PLAIN[name]
+    function = _FUNCTIONS[name]
     return partial(F.gelu, approximate="tanh") if tanh_gelu and function is F.gelu else function

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -21,9 +20,7 @@ from megatron.model.positional_embeddings import RotaryTable
 from megatron.model.transformer import TransformerLayer
 from megatron.model.word_embeddings import Embedding, FinalNorm, Head, TiedHead
 from megatron.mpu.groups import ParallelGroups
-
-if TYPE_CHECKING:
-    from megatron.neox_arguments import ModelArgs
+from megatron.neox_arguments.sections import ModelArgs
 
 
 def layer_factories(
@@ -32,8 +29,7 @@ def layer_factories(
     """What makes each layer of the list, in order; a pipeline stage calls only those it holds."""
     rotary = None
     if model.pos_emb == "rotary":
-        width = int(model.head_dim * model.rotary_pct)
-        rotary = RotaryTable(width, model.rotary_emb_base, model.max_position_embeddings)
+        rotary = RotaryTable(model.rotary_dim, model.rotary_emb_base, model.max_position_embeddings)
     blocks: list[Callable[[], nn.Module]] = [
         partial(TransformerLayer, model, number, groups=groups, rotary=rotary)
         for number in range(model.num_layers)
@@ -103,12 +99,14 @@ class GPT2Model(nn.Module):
         Returns:
             [b, s, v] in the type of the weights.
         """
-        embedding, *_, norm, head = self.sequential
+        embedding, norm, head = (self.sequential[i] for i in (layout.EMBEDDING, -2, -1))
         x = self._blocks(embedding(tokens, position_ids), cache, position_ids)
-        x = norm(x)
         if isinstance(head, TiedHead):
-            return head(x, embedding.word_embeddings.weight)  # type: ignore[arg-type, union-attr]
-        return head(x)  # type: ignore[no-any-return]
+            assert isinstance(embedding, Embedding)
+            logits: Tensor = head(norm(x), embedding.word_embeddings.weight)
+        else:
+            logits = head(norm(x))
+        return logits
 
     def _blocks(self, x: Tensor, cache: KVCache | None, positions: Tensor | None) -> Tensor:
         """The transformer layers: [b, s, h] -> [b, s, h]."""

@@ -8,17 +8,14 @@ ranks, pipeline stages or threads. The draw is made in fp32 on the CPU.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from megatron.model import layout
 from megatron.mpu.groups import ParallelGroups
+from megatron.neox_arguments.sections import ModelArgs
 from megatron.runtime.seeds import derive_seed
-
-if TYPE_CHECKING:
-    from megatron.neox_arguments import ModelArgs
 
 # The layers that write into the residual stream have a scheme of their own.
 _OUTPUT_LAYERS = ("attention.dense", "mlp.linear2")

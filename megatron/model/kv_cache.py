@@ -7,16 +7,12 @@ later slots is never looked at, and is overwritten when the sequence gets there.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from megatron.mpu.groups import ParallelGroups
 from megatron.mpu.layers import divide
-
-if TYPE_CHECKING:
-    from megatron.neox_arguments import ModelArgs
+from megatron.neox_arguments.sections import ModelArgs
 
 
 class KVCache:

@@ -18,16 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from megatron.model.activations import is_gated
 from megatron.mpu.layers import divide
-
-if TYPE_CHECKING:
-    from megatron.neox_arguments import ModelArgs
+from megatron.neox_arguments.sections import ModelArgs
 
 EMBEDDING = 0
 BEFORE_BLOCKS = 1
@@ -68,16 +64,16 @@ def head_views(fused: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor
         kv_heads: k, the rank's key/value heads; equal to n unless heads are grouped.
     """
     if heads == kv_heads:
-        query, key, value = fused.unflatten(-1, (heads, 3, -1)).unbind(-2)
+        query, key, value = fused.view(*fused.shape[:-1], heads, 3, -1).unbind(-2)
     else:
-        by_head = fused.unflatten(-1, (heads + 2 * kv_heads, -1))
+        by_head = fused.view(*fused.shape[:-1], heads + 2 * kv_heads, -1)
         query, key, value = torch.split(by_head, [heads, kv_heads, kv_heads], dim=-2)
     return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
 
 
 def linear1_rows(model: ModelArgs) -> tuple[int, ...]:
     """Rows of the pieces of the whole ``mlp.linear1`` that ranks share out separately."""
-    return (model.mlp_width,) * (2 if is_gated(model.activation) else 1)
+    return (model.mlp_width,) * (2 if model.is_gated else 1)
 
 
 @dataclass(frozen=True)
@@ -116,7 +112,7 @@ def take_shard(whole: Tensor, split: Partition | None, rank: int, size: int) -> 
         return whole
     assert whole.size(split.dim) == sum(split.pieces), (whole.shape, split)
     parts = []
-    for piece in whole.split(list(split.pieces), dim=split.dim):
+    for piece in torch.split(whole, list(split.pieces), dim=split.dim):
         width = divide(piece.size(split.dim), size, "a dimension of a layer")
         parts.append(piece.narrow(split.dim, rank * width, width))
     return torch.cat(parts, dim=split.dim)
@@ -127,7 +123,7 @@ def join_shards(shards: Sequence[Tensor], split: Partition | None) -> Tensor:
     if split is None or len(shards) == 1:
         return shards[0]
     widths = [piece // len(shards) for piece in split.pieces]
-    by_rank = [shard.split(widths, dim=split.dim) for shard in shards]
+    by_rank = [torch.split(shard, widths, dim=split.dim) for shard in shards]
     return torch.cat(
         [part for piece in zip(*by_rank, strict=True) for part in piece], dim=split.dim
     )

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from megatron.neox_arguments import ModelArgs
+from megatron.neox_arguments.sections import ModelArgs
 
 
 class LayerNorm(nn.Module):

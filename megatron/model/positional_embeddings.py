@@ -72,7 +72,7 @@ def turned(x: Tensor, angles: Angles) -> Tensor:
     cos, sin = angles
     half = cos.size(-1)
     wide = x.to(cos.dtype)
-    first, second, rest = wide.split([half, half, x.size(-1) - 2 * half], dim=-1)
+    first, second, rest = torch.split(wide, [half, half, x.size(-1) - 2 * half], dim=-1)
     out = torch.empty(x.shape, dtype=cos.dtype, device=x.device)
     torch.mul(first, cos, out=out[..., :half]).addcmul_(second, sin, value=-1)
     torch.mul(second, cos, out=out[..., half : 2 * half]).addcmul_(first, sin)

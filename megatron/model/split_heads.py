@@ -31,7 +31,7 @@ def split_heads(fused: Tensor, heads: int, kv_heads: int, angles: Angles | None)
     """
     if angles is None:
         return layout.head_views(fused, heads, kv_heads)
-    out: Heads = _SplitAndTurn.apply(fused, heads, kv_heads, *angles)
+    out: Heads = _SplitAndTurn.apply(fused, heads, kv_heads, *angles)  # type: ignore[no-untyped-call]
     return out
 
 

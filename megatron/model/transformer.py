@@ -6,14 +6,12 @@ width, t slots of a cache. With model-parallel ranks, n, k and f are what one ra
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megatron.model import layout
-from megatron.model.activations import get_activation, is_gated
+from megatron.model.activations import get_activation
 from megatron.model.kv_cache import KVCache
 from megatron.model.norms import build_norm
 from megatron.model.positional_embeddings import Angles, RotaryTable
@@ -21,9 +19,7 @@ from megatron.model.split_heads import split_heads
 from megatron.mpu.groups import ParallelGroups
 from megatron.mpu.layers import ColumnParallelLinear, RowParallelLinear, divide
 from megatron.mpu.matmul import attend
-
-if TYPE_CHECKING:
-    from megatron.neox_arguments import ModelArgs
+from megatron.neox_arguments.sections import ModelArgs
 
 
 class SelfAttention(nn.Module):
@@ -73,7 +69,7 @@ class MLP(nn.Module):
 
     def __init__(self, model: ModelArgs, *, groups: ParallelGroups) -> None:
         super().__init__()
-        self.gated = is_gated(model.activation)
+        self.gated = model.is_gated
         self.activation = get_activation(model.activation, tanh_gelu=model.bias_gelu_fusion)
         rows = sum(layout.linear1_rows(model))
         bias = model.use_bias_in_mlp

@@ -6,8 +6,6 @@ vocabulary is split).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -17,9 +15,7 @@ from megatron.mpu.collectives import copy_to_model_parallel
 from megatron.mpu.groups import ParallelGroups
 from megatron.mpu.layers import ColumnParallelLinear, VocabParallelEmbedding
 from megatron.mpu.matmul import linear
-
-if TYPE_CHECKING:
-    from megatron.neox_arguments import ModelArgs
+from megatron.neox_arguments.sections import ModelArgs
 
 
 class Embedding(nn.Module):

@@ -57,7 +57,7 @@ class _VocabParallelCrossEntropy(torch.autograd.Function):
         return sums[0].log() - sums[1]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         softmax, local, elsewhere = ctx.saved_tensors
         minus_one = elsewhere.float().sub(1.0).unsqueeze(-1)
         out = softmax.scatter_add(-1, local, minus_one)

@@ -1,0 +1,209 @@
+"""Logits and gradients equal those of transformers' models with the same weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from megatron.model import GPT2Model
+from tests.support.models import shake, tiny_model
+
+VOCAB, LAYERS = 64, 2
+
+
+def neox_reference(*, parallel: bool, rotary_pct: float, act: str = "gelu") -> nn.Module:
+    config = transformers.GPTNeoXConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        intermediate_size=128,
+        hidden_act=act,
+        rotary_pct=rotary_pct,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": rotary_pct,
+        },
+        max_position_embeddings=16,
+        use_parallel_residual=parallel,
+        layer_norm_eps=1e-5,
+        tie_word_embeddings=False,
+    )
+    return transformers.GPTNeoXForCausalLM(config).eval()
+
+
+def copy_to_neox(ours: GPT2Model, theirs: nn.Module) -> None:
+    """By name: our parameters are the reference's under other names."""
+    renamed = {}
+    for name, tensor in ours.state_dict().items():
+        number, _, rest = name.removeprefix("sequential.").partition(".")
+        rest = rest.replace("linear1", "dense_h_to_4h").replace("linear2", "dense_4h_to_h")
+        if int(number) == 0:
+            renamed["gpt_neox.embed_in.weight"] = tensor
+        elif int(number) == LAYERS + 3:
+            renamed[f"gpt_neox.final_layer_norm.{rest.removeprefix('norm.')}"] = tensor
+        elif int(number) == LAYERS + 4:
+            head = "lm_head" if hasattr(theirs, "lm_head") else "embed_out"
+            renamed[f"{head}.weight"] = tensor
+        else:
+            renamed[f"gpt_neox.layers.{int(number) - 2}.{rest}"] = tensor
+    report = theirs.load_state_dict(renamed, strict=False)
+    assert not report.unexpected_keys
+    assert not report.missing_keys
+
+
+def assert_same(ours: GPT2Model, theirs: nn.Module) -> None:
+    tokens = torch.randint(0, VOCAB, (3, 16), generator=torch.Generator().manual_seed(0))
+    mine, reference = ours(tokens), theirs(tokens).logits
+    # Logits that are all but zero would agree whatever the model computed.
+    assert reference.std() > 0.5
+    assert (mine - reference).abs().max() < 1e-5
+    weights = torch.linspace(-1, 1, mine.numel()).view_as(mine)
+    (mine * weights).sum().backward()
+    (reference * weights).sum().backward()
+
+
+@pytest.mark.parametrize("rotary_pct", [0.25, 1.0])
+@pytest.mark.parametrize("parallel", [True, False], ids=["parallel", "sequential"])
+def test_gpt_neox(parallel: bool, rotary_pct: float) -> None:
+    ours = tiny_model(VOCAB, gpt_j_residual=parallel, rotary_pct=rotary_pct, no_weight_tying=True)
+    shake(ours)
+    theirs = neox_reference(parallel=parallel, rotary_pct=rotary_pct)
+    copy_to_neox(ours, theirs)
+    assert_same(ours, theirs)
+    got = {n: p.grad for n, p in ours.named_parameters()}
+    for ours_name, theirs_name in {
+        "sequential.0.word_embeddings.weight": "gpt_neox.embed_in.weight",
+        "sequential.2.attention.query_key_value.weight": "gpt_neox.layers.0.attention.query_key_value.weight",
+        "sequential.3.mlp.linear1.bias": "gpt_neox.layers.1.mlp.dense_h_to_4h.bias",
+        "sequential.5.norm.weight": "gpt_neox.final_layer_norm.weight",
+    }.items():
+        torch.testing.assert_close(
+            got[ours_name], theirs.get_parameter(theirs_name).grad, rtol=1e-4, atol=1e-4
+        )
+
+
+def test_tanh_gelu_is_bias_gelu_fusion() -> None:
+    ours = tiny_model(VOCAB, gpt_j_residual=True, bias_gelu_fusion=True, no_weight_tying=True)
+    shake(ours)
+    theirs = neox_reference(parallel=True, rotary_pct=1.0, act="gelu_pytorch_tanh")
+    copy_to_neox(ours, theirs)
+    assert_same(ours, theirs)
+
+
+def copy_to_llama(ours: GPT2Model, theirs: nn.Module, heads: int, kv_heads: int) -> None:
+    renamed: dict[str, Tensor] = {}
+    for name, tensor in ours.state_dict().items():
+        number, _, rest = name.removeprefix("sequential.").partition(".")
+        layer = f"model.layers.{int(number) - 2}"
+        if int(number) == 0:
+            renamed["model.embed_tokens.weight"] = tensor
+        elif int(number) == LAYERS + 3:
+            renamed["model.norm.weight"] = tensor
+        elif int(number) == LAYERS + 4:
+            renamed["lm_head.weight"] = tensor
+        elif rest == "attention.query_key_value.weight":
+            if heads == kv_heads:
+                q, k, v = tensor.view(heads, 3, 8, 32).unbind(1)
+            else:
+                q, k, v = tensor.view(heads + 2 * kv_heads, 8, 32).split(
+                    [heads, kv_heads, kv_heads]
+                )
+            for letter, part in zip("qkv", (q, k, v), strict=True):
+                renamed[f"{layer}.self_attn.{letter}_proj.weight"] = part.reshape(-1, 32)
+        elif rest == "mlp.linear1.weight":
+            up, gate = tensor.chunk(2)
+            renamed[f"{layer}.mlp.up_proj.weight"] = up
+            renamed[f"{layer}.mlp.gate_proj.weight"] = gate
+        else:
+            place = {
+                "attention.dense.weight": "self_attn.o_proj.weight",
+                "mlp.linear2.weight": "mlp.down_proj.weight",
+                "input_layernorm.scale": "input_layernorm.weight",
+                "post_attention_layernorm.scale": "post_attention_layernorm.weight",
+            }[rest]
+            renamed[f"{layer}.{place}"] = tensor
+    report = theirs.load_state_dict(renamed, strict=False)
+    assert not report.unexpected_keys
+    assert set(report.missing_keys) <= {"lm_head.weight"}
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+def test_llama(kv_heads: int, tied: bool) -> None:
+    config = transformers.LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=kv_heads,
+        intermediate_size=48,
+        rms_norm_eps=1e-6,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+        max_position_embeddings=16,
+        tie_word_embeddings=tied,
+    )
+    theirs = transformers.LlamaForCausalLM(config).eval()
+    ours = tiny_model(
+        VOCAB,
+        norm="rmsnorm",
+        rms_norm_epsilon=1e-6,
+        activation="swiglu",
+        # GPT-NeoX's rule: two thirds of this, for both halves: 2 x 48.
+        intermediate_size=144,
+        num_kv_heads=kv_heads,
+        use_bias_in_attn_linear=False,
+        use_bias_in_mlp=False,
+        rotary_emb_base=500,
+        no_weight_tying=not tied,
+    )
+    shake(ours)
+    copy_to_llama(ours, theirs, 4, kv_heads)
+    assert_same(ours, theirs)
+    torch.testing.assert_close(
+        ours.get_parameter("sequential.0.word_embeddings.weight").grad,
+        theirs.get_parameter("model.embed_tokens.weight").grad,
+        rtol=1e-4,
+        atol=1e-4,
+    )
+
+
+def test_learned_positions_as_gpt2() -> None:
+    """GPT-2 keeps [q; k; v] of all heads together and its linear weights transposed."""
+    config = transformers.GPT2Config(
+        vocab_size=VOCAB, n_embd=32, n_layer=LAYERS, n_head=4, n_positions=16
+    )
+    theirs = transformers.GPT2LMHeadModel(config).eval()
+    ours = tiny_model(VOCAB, pos_emb="learned", bias_gelu_fusion=True)
+    shake(ours)
+    renamed = {}
+    for name, tensor in ours.state_dict().items():
+        number, _, rest = name.removeprefix("sequential.").partition(".")
+        module, _, kind = rest.rpartition(".")
+        if module in ("word_embeddings", "position_embeddings"):
+            renamed[f"transformer.{'wte' if module[0] == 'w' else 'wpe'}.weight"] = tensor
+            continue
+        if module == "norm":
+            renamed[f"transformer.ln_f.{kind}"] = tensor
+            continue
+        if module == "attention.query_key_value":
+            tensor = tensor.view(4, 3, 8, -1).transpose(0, 1).reshape(96, -1)
+            tensor = tensor if kind == "weight" else tensor.squeeze(1)
+        place = {
+            "input_layernorm": "ln_1",
+            "post_attention_layernorm": "ln_2",
+            "attention.query_key_value": "attn.c_attn",
+            "attention.dense": "attn.c_proj",
+            "mlp.linear1": "mlp.c_fc",
+            "mlp.linear2": "mlp.c_proj",
+        }[module]
+        renamed[f"transformer.h.{int(number) - 2}.{place}.{kind}"] = (
+            tensor.t() if tensor.dim() == 2 else tensor
+        )
+    report = theirs.load_state_dict(renamed, strict=False)
+    assert not report.unexpected_keys
+    assert set(report.missing_keys) <= {"lm_head.weight"}
+    assert_same(ours, theirs)
