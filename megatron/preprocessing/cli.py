@@ -51,7 +51,7 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=["text"],
         metavar="KEY",
-        help="keys that hold text; each is written to files of its own (default: text)",
+        help="keys that hold text; every line must have all of them (default: text)",
     )
 
 

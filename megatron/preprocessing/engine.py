@@ -150,12 +150,7 @@ def run(
                     empty[i] += packed.empty
                 repaired += chunk.repaired
                 progress.add(chunk)
-            for prefix, written, skipped in zip(prefixes, documents, empty, strict=True):
-                if not written:
-                    raise DataError(
-                        f"{prefix}: 0 documents: {', '.join(inputs)} held {skipped:,} empty ones and "
-                        "nothing else; no files are written"
-                    )
+            _check_filled(inputs, prefixes, documents, empty)
             output.publish()
         finished = True
     finally:
@@ -165,6 +160,17 @@ def run(
         for i in range(len(prefixes))
     )
     return Report(files, progress.text_bytes, progress.seconds(), repaired)
+
+
+def _check_filled(
+    inputs: Sequence[str], prefixes: Sequence[str], documents: list[int], empty: list[int]
+) -> None:
+    """Raise where there would be a token file without a document."""
+    names = ", ".join(inputs[:3]) + (f" and {len(inputs) - 3} more" if len(inputs) > 3 else "")
+    for prefix, written, skipped in zip(prefixes, documents, empty, strict=True):
+        if not written:
+            why = f"all {skipped:,} are empty" if skipped else "no line holds one"
+            raise DataError(f"{names}: 0 documents for {prefix}: {why}; no files are written")
 
 
 def log_report(report: Report) -> None:
