@@ -82,7 +82,7 @@ def tokenize() -> None:
     run(
         *("tools/datasets/preprocess_data.py", "--input", TEXT, "--output-prefix", PREFIX),
         *("--tokenizer-type", "HFTokenizer", "--vocab-file", TOKENIZER),
-        *("--dataset-impl", "mmap", "--workers", "2", "--append-eod", "--overwrite"),
+        *("--dataset-impl", "mmap", "--workers", "2", "--append-eod"),
     )
 
 
