@@ -1,0 +1,228 @@
+"""What a person reads while a run goes on: one line per interval, and one block of facts before.
+
+Pure functions from plain values to text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megatron.monitor.estimates import MemoryEstimate
+from megatron.monitor.units import bytes_text, count_text, duration_text, float_text
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The numbers of one log line: means over the steps since the line before.
+
+    Attributes:
+        step: optimizer steps done, of ``total_steps``.
+        loss: mean loss in nats per token.
+        learning_rate: that of the last step.
+        grad_norm: that of the last step, before clipping; None where there is none.
+        tokens_per_sec: over all ranks; ``samples_per_sec`` likewise.
+        iteration_time: seconds a step.
+        data_wait: seconds of each step spent waiting for data.
+        memory_bytes: most memory held by this rank so far.
+        consumed_samples: samples read since the beginning of training; ``consumed_tokens`` likewise.
+        eta: seconds to the end at this speed.
+        mfu: share of the device's peak that the model's arithmetic uses, 0 to 1; None if unknown.
+    """
+
+    step: int
+    total_steps: int
+    loss: float
+    learning_rate: float
+    grad_norm: float | None
+    tokens_per_sec: float
+    samples_per_sec: float
+    iteration_time: float
+    data_wait: float
+    memory_bytes: float
+    consumed_samples: int
+    consumed_tokens: int
+    eta: float
+    mfu: float | None = None
+
+
+def interval_line(interval: Interval) -> str:
+    """One line, such as ``step  120/1431 | loss 3.2145 | lr 3.90e-03 | … | ETA 1m50s``."""
+    i = interval
+    waiting = i.data_wait / i.iteration_time if i.iteration_time > 0 else 0.0
+    parts = [
+        _step(i.step, i.total_steps),
+        f"loss {i.loss:.4f}",
+        f"lr {i.learning_rate:.2e}",
+        f"grad norm {float_text(i.grad_norm)}" if i.grad_norm is not None else "",
+        f"{count_text(i.tokens_per_sec)} tok/s",
+        f"{float_text(i.samples_per_sec)} samples/s",
+        f"{duration_text(i.iteration_time)}/step, data {waiting:.0%}",
+        f"MFU {i.mfu:.1%}" if i.mfu is not None else "",
+        f"mem {bytes_text(i.memory_bytes)}",
+        f"{i.consumed_samples:,} samples, {count_text(i.consumed_tokens)} tokens",
+        f"ETA {duration_text(i.eta)}" if i.step < i.total_steps else "",
+    ]
+    return " | ".join(part for part in parts if part)
+
+
+def evaluation_line(
+    step: int,
+    total_steps: int,
+    split: str,
+    loss: float,
+    perplexity: float,
+    samples: int,
+    seconds: float,
+) -> str:
+    """One line, such as ``step  500/1431 | validation loss 1.8123 | perplexity 6.12 | …``."""
+    return " | ".join(
+        (
+            _step(step, total_steps),
+            f"{split} loss {loss:.4f}",
+            f"perplexity {float_text(perplexity)}",
+            f"{samples:,} samples in {duration_text(seconds)}",
+        )
+    )
+
+
+def _step(step: int, total_steps: int) -> str:
+    # A constant width keeps the columns under each other.
+    return f"step {step:>{len(str(total_steps))}}/{total_steps}"
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """``vocab_size`` counts the tokenizer's ids, ``padded_vocab_size`` the rows of the embedding."""
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    mlp_width: int
+    seq_length: int
+    norm: str
+    positions: str
+    activation: str
+    parameters: int
+    embedding_parameters: int
+    vocab_size: int
+    padded_vocab_size: int
+
+
+@dataclass(frozen=True)
+class LayoutFacts:
+    """Sizes of the axes; ``pipe_parallel_size`` 0 is the plain form."""
+
+    world_size: int
+    num_nodes: int
+    data_parallel_size: int
+    pipe_parallel_size: int
+    model_parallel_size: int
+    device: str
+    backend: str
+    precision: str
+    zero_stage: int
+
+
+@dataclass(frozen=True)
+class BatchFacts:
+    """``global_batch_size`` = micro × accumulation × data-parallel ranks, in samples."""
+
+    global_batch_size: int
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    data_parallel_size: int
+
+
+@dataclass(frozen=True)
+class SplitFacts:
+    """One split: what an epoch of it holds and how many samples this run takes from it."""
+
+    name: str
+    documents: int
+    tokens_per_epoch: int
+    samples_per_epoch: int
+    samples_wanted: int
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What a person wants to check before the first step."""
+
+    model: ModelFacts
+    layout: LayoutFacts
+    batch: BatchFacts
+    splits: Sequence[SplitFacts]
+    train_iters: int
+    memory: MemoryEstimate | None = None
+
+
+def facts_block(facts: RunFacts) -> str:
+    """The block of facts: a title and one labelled line for each, at most twelve lines."""
+    rows = [("model", _model_text(facts.model)), ("", _parameters_text(facts.model))]
+    rows.append(("layout", _layout_text(facts.layout)))
+    rows.append(("batch", _batch_text(facts.batch, facts.model.seq_length)))
+    steps = f"{facts.train_iters:,} steps"
+    for number, split in enumerate(facts.splits):
+        rows.append(
+            (split.name, _split_text(split, f"{steps} take" if number == 0 else "it takes"))
+        )
+    if facts.memory is not None:
+        rows.append(("memory", _memory_text(facts.memory)))
+    width = max(len(label) for label, _ in rows)
+    return "\n".join(["this run", *(f"  {label:<{width}}  {text}" for label, text in rows)])
+
+
+def _model_text(m: ModelFacts) -> str:
+    heads = f"{m.num_heads} heads"
+    if m.num_kv_heads != m.num_heads:
+        heads += f" ({m.num_kv_heads} for keys and values)"
+    return (
+        f"{m.num_layers} layers, {m.hidden_size} wide, {heads}, MLP {m.mlp_width}, "
+        f"sequence {m.seq_length}; {m.norm}, {m.positions} positions, {m.activation}"
+    )
+
+
+def _parameters_text(m: ModelFacts) -> str:
+    padded = f" (padded to {m.padded_vocab_size:,})" if m.padded_vocab_size != m.vocab_size else ""
+    inner = m.parameters - m.embedding_parameters
+    return (
+        f"{m.parameters:,} parameters, {count_text(inner)} of them outside the embeddings; "
+        f"vocabulary {m.vocab_size:,}{padded}"
+    )
+
+
+def _layout_text(f: LayoutFacts) -> str:
+    ranks = "1 rank" if f.world_size == 1 else f"{f.world_size} ranks"
+    nodes = "1 node" if f.num_nodes == 1 else f"{f.num_nodes} nodes"
+    pipe = f"pipe {f.pipe_parallel_size} × " if f.pipe_parallel_size > 1 else ""
+    return (
+        f"{ranks} on {nodes} = {pipe}data {f.data_parallel_size} × model {f.model_parallel_size}; "
+        f"{f.device}, {f.backend}, {f.precision}, ZeRO stage {f.zero_stage}"
+    )
+
+
+def _batch_text(b: BatchFacts, seq_length: int) -> str:
+    return (
+        f"{b.global_batch_size:,} samples a step = {b.micro_batch_size} per rank × "
+        f"{b.gradient_accumulation_steps} accumulation × {b.data_parallel_size} data; "
+        f"{b.global_batch_size * seq_length:,} tokens a step"
+    )
+
+
+def _split_text(s: SplitFacts, taking: str) -> str:
+    epoch = (
+        f"{s.documents:,} documents; an epoch has {s.tokens_per_epoch:,} tokens, "
+        f"{s.samples_per_epoch:,} samples"
+    )
+    epochs = s.samples_wanted / s.samples_per_epoch if s.samples_per_epoch else 0.0
+    return f"{epoch}; {taking} {s.samples_wanted:,} samples, {float_text(epochs)} epochs"
+
+
+def _memory_text(m: MemoryEstimate) -> str:
+    return (
+        f"about {bytes_text(m.total)} a rank beside the program itself: "
+        f"weights {bytes_text(m.weights)}, gradients {bytes_text(m.gradients)}, "
+        f"optimizer {bytes_text(m.optimizer)}, activations {bytes_text(m.activations)}"
+    )

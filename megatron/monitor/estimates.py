@@ -1,0 +1,123 @@
+"""How much memory a rank needs and how much arithmetic a token costs, before anything runs.
+
+Arithmetic on the model's shape alone. Letters: ``L`` layers, ``h`` hidden size, ``s`` sequence
+length, ``P`` parameters of this rank, ``V`` rows of the vocabulary on this rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_FP32_BYTES = 4
+_HALF_BYTES = 2
+
+# Dense bf16 peak of one device in FLOP/s, by a part of its name; the makers' data sheets, without
+# sparsity. The first match counts.
+_PEAK_FLOPS = (
+    ("B200", 2250e12),
+    ("H200", 989e12),
+    ("H100 PCIe", 756e12),
+    ("H100", 989e12),
+    ("A100", 312e12),
+    ("L40S", 362e12),
+    ("A10", 125e12),
+    ("RTX 4090", 165e12),
+    ("RTX 3090", 71e12),
+)
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes on one rank. What the process itself, libraries and buffers take is not in it."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.activations
+
+
+def estimate_memory(
+    *,
+    parameters: int,
+    half_precision: bool,
+    zero_stage: int,
+    data_parallel_size: int,
+    micro_batch_size: int,
+    seq_length: int,
+    num_layers: int,
+    hidden_size: int,
+    kv_size: int,
+    mlp_width: int,
+    gated: bool,
+    vocab_size: int,
+    checkpoint_activations: bool = False,
+    optimizer_states: int = 2,
+) -> MemoryEstimate:
+    """What one rank of a dense decoder holds in the middle of a step.
+
+    Args:
+        parameters: ``P``, those on this rank.
+        half_precision: weights and activations have two bytes, and the optimizer an fp32 copy.
+        zero_stage: 0: whole optimizer on each rank; 1: its share; 2: gradients too; 3: weights too.
+        data_parallel_size: ranks that share under ZeRO.
+        kv_size: width of all key heads together on this rank.
+        mlp_width: inner width of the MLP on this rank, half of ``linear1`` when ``gated``.
+        vocab_size: ``V``.
+        optimizer_states: fp32 numbers that the optimizer keeps for each parameter: 2 for Adam.
+    """
+    size = _HALF_BYTES if half_precision else _FP32_BYTES
+    share = data_parallel_size if zero_stage >= 1 else 1
+    # ZeRO keeps fp32 copies of its share whatever the precision; stage 0 in fp32 needs none.
+    copies = 1 if half_precision or zero_stage >= 1 else 0
+    tokens = micro_batch_size * seq_length
+    # Kept for the backward pass of one layer, per token: two residual inputs of the norms and their
+    # outputs, queries, keys and values, the attention's output, the MLP before and after its
+    # activation. Fused attention keeps no s × s scores.
+    per_layer = 4 * hidden_size + (hidden_size + 2 * kv_size) + hidden_size
+    per_layer += (3 if gated else 2) * mlp_width
+    if checkpoint_activations:
+        kept = num_layers * hidden_size + per_layer
+    else:
+        kept = num_layers * per_layer
+    # The logits, their fp32 form, and its gradient.
+    logits = vocab_size * (size + 2 * _FP32_BYTES)
+    return MemoryEstimate(
+        weights=parameters * size // (data_parallel_size if zero_stage >= 3 else 1),
+        gradients=parameters * size // (data_parallel_size if zero_stage >= 2 else 1),
+        optimizer=parameters * _FP32_BYTES * (copies + optimizer_states) // share,
+        activations=tokens * (kept * size + logits),
+    )
+
+
+def flops_per_token(
+    *, matmul_parameters: int, num_layers: int, attention_width: int, seq_length: int
+) -> float:
+    """Floating-point operations of forward and backward for one token: 6 N + 12 L h s.
+
+    As in appendix B of PaLM (arXiv:2204.02311): the causal mask is not taken off, recomputation
+    for activation checkpointing is not added.
+
+    Args:
+        matmul_parameters: ``N``, parameters that are multiplied: all but the embedding tables that
+            are only looked up; a tied table counts once, as the output head.
+        attention_width: ``h``, heads × head dimension.
+    """
+    return 6.0 * matmul_parameters + 12.0 * num_layers * attention_width * seq_length
+
+
+def peak_flops(device_name: str) -> float | None:
+    """The dense bf16 peak of one device in FLOP/s, or None for a device that is not known here."""
+    return next((peak for part, peak in _PEAK_FLOPS if part in device_name), None)
+
+
+def model_flops_utilization(
+    tokens_per_sec: float, flops_a_token: float, world_size: int, device_peak: float | None
+) -> float | None:
+    """MFU, 0 to 1: the model's arithmetic a second over what ``world_size`` devices could do."""
+    if device_peak is None:
+        return None
+    return tokens_per_sec * flops_a_token / (world_size * device_peak)
