@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -86,7 +87,11 @@ class GPT2Model(nn.Module):
             initialize_layer(layer, index, model, seed=seed, groups=groups)
 
     def forward(
-        self, tokens: Tensor, cache: KVCache | None = None, position_ids: Tensor | None = None
+        self,
+        tokens: Tensor,
+        cache: KVCache | None = None,
+        position_ids: Tensor | None = None,
+        only: Tensor | None = None,
     ) -> Tensor:
         """Logits of the token after each of ``tokens``.
 
@@ -95,12 +100,16 @@ class GPT2Model(nn.Module):
             cache: keys and values of earlier tokens; those of ``tokens`` are added to it.
             position_ids: [b, s] positions in the sequence, 0 ... s - 1 unless given. With a cache,
                 a token looks at all slots up to its own position.
+            only: [b] the one token of each row, 0 ... s - 1, whose logits are wanted: those of a whole
+                prompt can be larger than the model.
 
         Returns:
-            [b, s, v] in the type of the weights.
+            [b, s, v] in the type of the weights; [b, 1, v] with ``only``.
         """
         embedding, norm, head = (self.sequential[i] for i in (layout.EMBEDDING, -2, -1))
         x = self._blocks(embedding(tokens, position_ids), cache, position_ids)
+        if only is not None:
+            x = x[torch.arange(x.size(0), device=x.device), only].unsqueeze(1)
         if isinstance(head, TiedHead):
             assert isinstance(embedding, Embedding)
             logits: Tensor = head(norm(x), embedding.word_embeddings.weight)
@@ -126,6 +135,23 @@ class GPT2Model(nn.Module):
             # torch stores the generator's state and restores it: dropout draws the same numbers.
             x = checkpoint(run, x, start, use_reentrant=False)
         return x
+
+    def make_cache(self, batch: int, length: int) -> KVCache:
+        """An empty cache for ``batch`` sequences of up to ``length`` tokens, beside the weights."""
+        weight = next(self.parameters())
+        return KVCache(
+            self.model_args,
+            batch=batch,
+            length=length,
+            groups=self.groups,
+            dtype=weight.dtype,
+            device=weight.device,
+        )
+
+    @property
+    def max_positions(self) -> int:
+        """Longest sequence, in tokens, that the model knows positions for."""
+        return self.model_args.max_position_embeddings or self.model_args.seq_length
 
     @property
     def num_layers(self) -> int:

@@ -62,8 +62,3 @@ class KVCache:
         stored_keys[slots] = keys
         stored_values[slots] = values
         return stored_keys, stored_values
-
-    def select(self, rows: Tensor) -> None:
-        """Keep only the sequences ``rows`` [new b], in that order."""
-        self._store = self._store[:, :, rows]
-        self._rows = self._rows[: rows.numel()]
