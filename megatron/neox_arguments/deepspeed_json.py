@@ -1,0 +1,62 @@
+"""The configuration that DeepSpeed gets: what the user wrote, and what must not be left to its defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from megatron.neox_arguments.values import thaw
+
+if TYPE_CHECKING:
+    from megatron.neox_arguments.arguments import NeoXArgs
+
+_NOT_DEEPSPEEDS = {"deepspeed", "fp32_allreduce", "deepspeed_extra_args"}
+# DeepSpeed looks what is not its own up in torch.optim, where capitals matter.
+_OPTIMIZER_NAMES = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
+
+
+def deepspeed_config(args: NeoXArgs, world_size: int) -> dict[str, Any]:
+    """The dict for ``deepspeed.initialize(config=...)``: plain, JSON-able, the caller's to change.
+
+    Every DeepSpeed key that the user wrote is in it with the value that was written, also where that
+    equals a default. The one exception is the ZeRO stage of half-precision runs (0 runs as 1).
+    """
+    sizes = args.batch_sizes(world_size)
+    config: dict[str, Any] = {
+        "train_batch_size": sizes.global_batch_size,
+        "train_micro_batch_size_per_gpu": sizes.micro_batch_size,
+        "gradient_accumulation_steps": sizes.gradient_accumulation_steps,
+        "optimizer": _optimizer(args),
+        "gradient_clipping": args.optim.gradient_clipping,
+        "zero_optimization": {
+            **thaw(args.optim.zero_optimization or {}),
+            "stage": args.optim.zero_stage,
+        },
+        "steps_per_print": args.logging.steps_per_print,
+        "wall_clock_breakdown": args.logging.wall_clock_breakdown,
+    }
+    for item in dataclasses.fields(args.ds):
+        value = getattr(args.ds, item.name)
+        if item.name not in _NOT_DEEPSPEEDS and value is not None:
+            config[item.name] = thaw(value)
+    if args.model.precision == "bfloat16":
+        config["bf16"] = {**config.get("bf16", {}), "enabled": True}
+    if args.ds.fp32_allreduce:
+        config.setdefault("communication_data_type", "fp32")
+    if args.checkpointing.use_node_local_storage:
+        config["checkpoint"] = {**config.get("checkpoint", {}), "use_node_local_storage": True}
+    if args.optim.name == "sgd" and args.optim.zero_stage > 0:
+        config.setdefault("zero_allow_untested_optimizer", True)
+    return config | thaw(args.ds.deepspeed_extra_args or {})
+
+
+def _optimizer(args: NeoXArgs) -> dict[str, Any]:
+    optim = args.optim
+    written = thaw(optim.optimizer or {})
+    params = {"lr": optim.lr, "weight_decay": optim.weight_decay, **thaw(optim.params)}
+    if optim.name in ("adam", "adamw"):
+        params.setdefault("betas", list(optim.betas))
+        params.setdefault("eps", optim.eps)
+        # torch's own AdamW: DeepSpeed's needs a compiler at run time.
+        params.setdefault("torch_adam", True)
+    return {**written, "type": _OPTIMIZER_NAMES[optim.name], "params": params}

@@ -1,0 +1,187 @@
+"""Several files and the command line become one set of values, and each value keeps its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from megatron.neox_arguments.known_keys import ALIASES, SHORTHANDS
+from megatron.neox_arguments.problems import Place, Problems, shown
+from megatron.neox_arguments.registry import FIELDS
+from megatron.neox_arguments.typed import takes_text
+from megatron.neox_arguments.yaml_source import Document, KeyPath, canonical, read_document
+
+COMMAND_LINE = "command line"
+
+
+@dataclass
+class Merged:
+    """The values of all sources by canonical top-level key.
+
+    Attributes:
+        values: key to plain value; aliases are resolved.
+        places: where each value, or each part of one, was written.
+        texts: how plain scalars were written.
+        names: the name under which each top-level key was written, where it was an alias.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    places: dict[KeyPath, Place] = field(default_factory=dict)
+    texts: dict[KeyPath, str] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+
+    def place(self, path: KeyPath) -> Place | None:
+        """Where ``path``, or the nearest thing around it, was written."""
+        while path:
+            if path in self.places:
+                return self.places[path]
+            path = path[:-1]
+        return None
+
+    def drop(self, path: KeyPath) -> None:
+        """Forget where ``path`` and everything below it was written, and how."""
+        for table in (self.places, self.texts):
+            for known in [known for known in table if known[: len(path)] == path]:
+                del table[known]
+
+
+def same_value(left: Any, right: Any) -> bool:
+    """Equality that keeps truth values and numbers apart (in Python, ``True == 1``)."""
+    if isinstance(left, bool) != isinstance(right, bool):
+        return False
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(same_value(left[k], right[k]) for k in left)
+    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
+        return len(left) == len(right) and all(map(same_value, left, right))
+    return bool(left == right)
+
+
+def merge(documents: Iterable[Document], deepspeed: Document | None, problems: Problems) -> Merged:
+    """All documents in one. A key in two of them is a problem.
+
+    Args:
+        documents: the configuration files.
+        deepspeed: a file in DeepSpeed's own form; it may repeat a key with the same value.
+    """
+    merged = Merged()
+    for document in documents:
+        _merge_one(merged, document, problems, may_repeat=False)
+    if deepspeed is not None:
+        _merge_one(merged, deepspeed, problems, may_repeat=True)
+    return merged
+
+
+def _merge_one(merged: Merged, document: Document, problems: Problems, *, may_repeat: bool) -> None:
+    for written, value in document.values.items():
+        key = ALIASES.get(written, written)
+        here = document.place((written,))
+        if key in merged.values:
+            first = merged.places[(key,)]
+            other_name = merged.names.get(key, key) != written
+            if (may_repeat or other_name) and same_value(value, merged.values[key]):
+                continue
+            known_as = f" as {merged.names.get(key, key)}" if other_name else ""
+            what = f"given twice, first in {first}{known_as}"
+            if may_repeat or other_name:
+                what += f" with {shown(merged.values[key])}, here with {shown(value)}"
+            problems.add(written, f"{what}: keep one", here)
+            continue
+        merged.values[key] = value
+        merged.names[key] = written
+        for path, place in document.places.items():
+            if path[0] == written:
+                merged.places[(key, *path[1:])] = place
+        for path, text in document.texts.items():
+            if path[0] == written:
+                merged.texts[(key, *path[1:])] = text
+        merged.places.setdefault((key,), here)
+
+
+def document_from(mapping: Mapping[str, Any], problems: Problems, source: str = "") -> Document:
+    """A document from Python values instead of a file; dicts and lists are copied."""
+    document = Document(source)
+    document.values = _copied(mapping, (), document, problems)
+    return document
+
+
+def _copied(value: Any, path: KeyPath, document: Document, problems: Problems) -> Any:
+    if isinstance(value, Mapping):
+        result: dict[str, Any] = {}
+        for written, item in value.items():
+            key = canonical(str(written))
+            here = (*path, key)
+            if key in result:
+                problems.add(".".join(map(str, here)), f"given twice, here as {written}: keep one")
+                continue
+            result[key] = _copied(item, here, document, problems)
+        return result
+    if isinstance(value, list | tuple):
+        return [
+            _copied(item, (*path, index), document, problems) for index, item in enumerate(value)
+        ]
+    return value
+
+
+def apply_overrides(merged: Merged, overrides: Iterable[str], problems: Problems) -> None:
+    """Put ``key=value`` texts of the command line over what the files say.
+
+    A dotted key reaches into a group (``optimizer.params.lr=1e-3``). Values are read as in YAML; a
+    text field takes what is written as it stands. The same key twice is a problem.
+    """
+    seen: set[KeyPath] = set()
+    for override in overrides:
+        dotted, equals, text = override.partition("=")
+        place = Place(COMMAND_LINE)
+        path: KeyPath = tuple(canonical(part) for part in dotted.split("."))
+        if not equals or not all(path):
+            problems.add("", f"--set {override}: expected --set key=value", place)
+            continue
+        head = ALIASES.get(str(path[0]), str(path[0]))
+        path = SHORTHANDS.get(head, (head,)) + path[1:] if len(path) == 1 else (head, *path[1:])
+        if path in seen:
+            problems.add(dotted, "given twice on the command line: keep one", place)
+            continue
+        seen.add(path)
+        value, texts = _override_value(
+            head if len(path) == 1 else "", text, dotted, place, problems
+        )
+        if _put(merged.values, path, value, dotted, place, problems):
+            merged.drop(path)
+            merged.places[path] = place
+            for inner, written in texts.items():
+                merged.texts[path + inner] = written
+
+
+def _override_value(
+    key: str, text: str, dotted: str, place: Place, problems: Problems
+) -> tuple[Any, dict[KeyPath, str]]:
+    """The value of one override, and how its plain scalars were written."""
+    wants_text = key in FIELDS and takes_text(FIELDS[key].annotation)
+    if wants_text and text not in ("null", "~", "None") and text[:1] not in ("'", '"'):
+        return text, {}
+    found = Problems()
+    document = read_document(COMMAND_LINE, f"value: {text}", found)
+    if found:
+        problems.add(dotted, f"cannot read the value {shown(text)}: put it in quotes", place)
+        return None, {}
+    return document.values.get("value"), {
+        path[1:]: written for path, written in document.texts.items() if path[0] == "value"
+    }
+
+
+def _put(
+    values: dict[str, Any], path: KeyPath, value: Any, dotted: str, place: Place, problems: Problems
+) -> bool:
+    """Set ``path`` in nested dicts, making the missing ones."""
+    inside: Any = values
+    for index, part in enumerate(path[:-1]):
+        if inside.get(part) is None:
+            inside[part] = {}
+        inside = inside[part]
+        if not isinstance(inside, dict):
+            outer = ".".join(map(str, path[: index + 1]))
+            problems.add(dotted, f"{outer} is {shown(inside)}, which holds no keys", place)
+            return False
+    inside[path[-1]] = value
+    return True

@@ -1,0 +1,338 @@
+"""What must hold between fields: each rule with its reason and its remedy.
+
+A rule names the keys that it looks at; where one of them has a problem of its own, the rule stays
+silent. A rule says what is wrong as ``(key, text)`` pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from megatron.neox_arguments.batch_sizes import BatchMismatch, data_parallel_size, solve_batch
+from megatron.neox_arguments.known_keys import RENAMED
+from megatron.neox_arguments.merging import Merged
+from megatron.neox_arguments.problems import Problems, shown
+from megatron.neox_arguments.registry import KNOWN_KEYS, field_default
+from megatron.neox_arguments.sections.model import ATTENTION_KINDS, expand_attention_config
+
+if TYPE_CHECKING:
+    from megatron.neox_arguments.arguments import NeoXArgs
+
+Finding = tuple[str, str]
+Rule = Callable[["NeoXArgs"], Iterator[Finding]]
+_RULES: list[tuple[tuple[str, ...], Rule]] = []
+
+BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "seq_length")
+# Kinds of attention that GPT-NeoX has beside ATTENTION_KINDS.
+_KINDS_NOT_YET = frozenset(
+    {
+        "local",
+        "sparse_fixed",
+        "sparse_variable",
+        "bigbird",
+        "bslongformer",
+        "gmlp",
+        "amlp",
+        "mamba",
+        "rwkv",
+    }
+)
+
+
+def _rule(*keys: str) -> Callable[[Rule], Rule]:
+    def register(rule: Rule) -> Rule:
+        _RULES.append((keys, rule))
+        return rule
+
+    return register
+
+
+def check_rules(
+    args: NeoXArgs, merged: Merged, problems: Problems, world_size: int | None
+) -> list[str]:
+    """Check every rule; returns the lines that a run should say once."""
+    bad = problems.bad_keys()
+    meant = {RENAMED.get(key, "") for key in bad}
+    missing = [key for key in REQUIRED if getattr(args, key) is None and key not in bad | meant]
+    if missing and not bad - set(merged.values):
+        problems.add(", ".join(missing), "missing: every configuration needs them")
+    for keys, rule in _RULES:
+        needs_shape = any(key in REQUIRED for key in keys)
+        if bad.intersection(keys) or (
+            needs_shape and any(getattr(args, key) is None for key in REQUIRED)
+        ):
+            continue
+        for key, text in rule(args):
+            problems.add(key, text, merged.place(tuple(key.split("."))))
+    if world_size is not None:
+        _check_world(args, merged, problems, world_size)
+    return list(_notes(args))
+
+
+def _check_world(args: NeoXArgs, merged: Merged, problems: Problems, world_size: int) -> None:
+    if problems.bad_keys().intersection(BATCH_KEYS):
+        return
+    try:
+        solve_batch(args.batch, data_parallel_size(args.parallelism, world_size))
+    except BatchMismatch as mismatch:
+        problems.add(mismatch.key, str(mismatch), merged.place((mismatch.key,)))
+    wanted = args.expected.get("world_size")
+    if wanted is not None and wanted != world_size:
+        place = merged.place(("world_size",))
+        problems.add(
+            "world_size", f"the file says {shown(wanted)}, this run has {world_size} ranks", place
+        )
+    for key in ("rank", "local_rank"):
+        rank = args.expected.get(key)
+        if rank is not None and not (isinstance(rank, int) and 0 <= rank < world_size):
+            text = f"found {shown(rank)}, but the ranks of this run are 0 to {world_size - 1}"
+            problems.add(key, text, merged.place((key,)))
+
+
+# The model's shape.
+
+
+@_rule("hidden_size", "num_attention_heads")
+def _heads_fit(args: NeoXArgs) -> Iterator[Finding]:
+    hidden, heads = args.model.hidden_size, args.model.num_attention_heads
+    assert hidden
+    assert heads
+    if hidden % heads:
+        yield (
+            "hidden_size",
+            f"{hidden} is no multiple of num_attention_heads {heads}: each head needs a whole width",
+        )
+
+
+@_rule("num_attention_heads", "num_kv_heads")
+def _kv_heads_fit(args: NeoXArgs) -> Iterator[Finding]:
+    heads, kv_heads = args.model.num_attention_heads, args.model.kv_heads
+    assert heads
+    if heads % kv_heads:
+        yield (
+            "num_kv_heads",
+            f"num_attention_heads {heads} is no multiple of {kv_heads}: "
+            "each key-value head serves a whole number of query heads",
+        )
+
+
+@_rule("seq_length", "max_position_embeddings")
+def _positions_suffice(args: NeoXArgs) -> Iterator[Finding]:
+    length, positions = args.model.seq_length, args.model.max_position_embeddings
+    assert length
+    assert positions
+    if length > positions:
+        yield (
+            "max_position_embeddings",
+            f"{positions} is less than seq_length {length}: positions beyond it have no meaning",
+        )
+
+
+@_rule("pos_emb", "rotary_pct", "hidden_size", "num_attention_heads")
+def _rotary_is_even(args: NeoXArgs) -> Iterator[Finding]:
+    model = args.model
+    assert model.hidden_size
+    assert model.num_attention_heads
+    if model.pos_emb != "rotary" or model.hidden_size % model.num_attention_heads:
+        return
+    if model.rotary_dim < 2 or model.rotary_dim % 2:
+        yield (
+            "rotary_pct",
+            f"{model.rotary_pct:g} of {model.head_dim} dimensions per head is {model.rotary_dim}; "
+            "rotations need an even number from 2 on",
+        )
+
+
+@_rule("intermediate_size", "expansion_factor", "hidden_size")
+def _one_mlp_width(args: NeoXArgs) -> Iterator[Finding]:
+    model = args.model
+    if model.intermediate_size is None or model.expansion_factor is None:
+        return
+    assert model.hidden_size
+    if model.intermediate_size != int(model.expansion_factor * model.hidden_size):
+        yield (
+            "intermediate_size",
+            f"{model.intermediate_size} is not expansion_factor {model.expansion_factor:g} x hidden_size "
+            f"{model.hidden_size}: give one of the two",
+        )
+
+
+@_rule("attention_config", "num_layers")
+def _attention_is_known(args: NeoXArgs) -> Iterator[Finding]:
+    if args.model.attention_config is None:
+        return
+    assert args.model.num_layers
+    try:
+        kinds = expand_attention_config(args.model.attention_config, args.model.num_layers)
+    except ValueError as error:
+        yield "attention_config", str(error)
+        return
+    for kind in dict.fromkeys(kinds):
+        if kind in _KINDS_NOT_YET:
+            yield (
+                "attention_config",
+                f"{kind} is not supported yet; choose of {', '.join(sorted(ATTENTION_KINDS))}",
+            )
+        elif kind not in ATTENTION_KINDS:
+            yield (
+                "attention_config",
+                f"{kind} is no kind of attention; choose of {', '.join(sorted(ATTENTION_KINDS))}",
+            )
+
+
+# Layout and optimizer.
+
+
+@_rule("pipe_parallel_size", "model_parallel_size")
+def _layout_is_here(args: NeoXArgs) -> Iterator[Finding]:
+    pipe, model = args.parallelism.pipe_parallel_size, args.parallelism.model_parallel_size
+    if pipe > 1:
+        yield "pipe_parallel_size", f"{pipe} pipeline stages are not supported yet: use 0"
+    if model > 1:
+        yield "model_parallel_size", f"{model} tensor-parallel ranks are not supported yet: use 1"
+    expected = args.expected.get("is_pipe_parallel")
+    if expected is not None and expected != (pipe > 0):
+        yield (
+            "is_pipe_parallel",
+            f"is {shown(expected)}, but pipe_parallel_size is {pipe}: take it out",
+        )
+
+
+@_rule("zero_optimization", "zero_stage")
+def _zero_is_here(args: NeoXArgs) -> Iterator[Finding]:
+    stage = args.optim.zero_stage
+    if stage in (2, 3):
+        yield "zero_optimization.stage", f"stage {stage} is not supported yet: use 0 or 1"
+    elif stage > 3:
+        yield "zero_optimization.stage", f"found {stage}; stages are 0 and 1 (2 and 3 not yet)"
+
+
+@_rule("lr", "min_lr", "lr_decay_style")
+def _lr_goes_down(args: NeoXArgs) -> Iterator[Finding]:
+    low, high = args.lr_schedule.min_lr, args.optim.lr
+    if low > high:
+        yield "min_lr", f"{low:g} is above the learning rate {high:g} (optimizer.params.lr)"
+
+
+@_rule("lr_decay_iters", "lr_decay_fraction")
+def _one_decay_length(args: NeoXArgs) -> Iterator[Finding]:
+    schedule = args.lr_schedule
+    if schedule.lr_decay_iters is not None and schedule.lr_decay_fraction is not None:
+        yield "lr_decay_fraction", "lr_decay_iters is given too: keep one"
+
+
+@_rule("override_lr_scheduler", "use_checkpoint_lr_scheduler")
+def _one_schedule(args: NeoXArgs) -> Iterator[Finding]:
+    if args.lr_schedule.override_lr_scheduler and args.lr_schedule.use_checkpoint_lr_scheduler:
+        yield (
+            "override_lr_scheduler",
+            "use_checkpoint_lr_scheduler is true too, which says the opposite: keep one",
+        )
+
+
+# Data, checkpoints, text.
+
+
+@_rule("split")
+def _split_is_shares(args: NeoXArgs) -> Iterator[Finding]:
+    parts = args.data.split.replace("/", ",").split(",")
+    try:
+        shares = [float(part) for part in parts]
+    except ValueError:
+        shares = []
+    if (
+        not 1 <= len(shares) <= 3
+        or not all(0 <= share < float("inf") for share in shares)
+        or sum(shares) <= 0
+    ):
+        yield "split", f"found {shown(args.data.split)}, expected three shares such as 969, 30, 1"
+
+
+@_rule("data_path")
+def _data_path_is_a_prefix(args: NeoXArgs) -> Iterator[Finding]:
+    path = args.data.data_path or ""
+    for ending in (".bin", ".idx"):
+        if path.endswith(ending):
+            yield "data_path", f"{path} names one file of a pair: take {ending} off"
+
+
+@_rule("checkpoint_factor", "checkpoint_scale")
+def _checkpoint_factor_fits(args: NeoXArgs) -> Iterator[Finding]:
+    factor, scale = args.checkpointing.checkpoint_factor, args.checkpointing.checkpoint_scale
+    if factor is None:
+        return
+    if scale == "linear" and not factor.is_integer():
+        yield (
+            "checkpoint_factor",
+            f"{factor:g} is no whole number of steps (checkpoint_scale: linear)",
+        )
+    if scale == "log" and factor <= 1:
+        yield "checkpoint_factor", f"{factor:g} must be above 1 with checkpoint_scale: log"
+
+
+@_rule("text_gen_type", "sample_input_file")
+def _prompts_are_given(args: NeoXArgs) -> Iterator[Finding]:
+    if args.textgen.text_gen_type == "input-file" and not args.textgen.sample_input_file:
+        yield "sample_input_file", "missing: text_gen_type is input-file"
+
+
+@_rule("eval_tasks")
+def _no_eval_tasks(args: NeoXArgs) -> Iterator[Finding]:
+    if args.textgen.eval_tasks:
+        yield (
+            "eval_tasks",
+            "benchmarks are not supported yet: eval.py measures loss, perplexity and bits per byte",
+        )
+
+
+# DeepSpeed's sections.
+
+_SWITCHED = {
+    "amp": "use precision: bfloat16",
+    "torch_autocast": "use precision: bfloat16",
+    "curriculum_learning": "sequence lengths are fixed",
+    "data_efficiency": "samples have one fixed order",
+    "elasticity": "train_batch_size and its companions set the batch",
+    "autotuning": "not supported yet",
+}
+_WHOLE = {
+    "scheduler": "lr_decay_style, warmup and min_lr set the learning rate",
+    "sparse_attention": "not supported yet",
+    "compression_training": "not supported yet",
+}
+
+
+@_rule("deepspeed", *_SWITCHED, *_WHOLE, "deepspeed_extra_args")
+def _deepspeed_fits(args: NeoXArgs) -> Iterator[Finding]:
+    if not args.ds.deepspeed:
+        yield "deepspeed", "is false, but training always runs through DeepSpeed: take it out"
+    for key, instead in _SWITCHED.items():
+        group = getattr(args.ds, key)
+        if group and group.get("enabled", True) is not False:
+            yield key, f"is switched on, which is refused: {instead}"
+    for key, instead in _WHOLE.items():
+        if getattr(args.ds, key):
+            yield key, f"is refused: {instead}"
+    for key in args.ds.deepspeed_extra_args or {}:
+        if key in KNOWN_KEYS:
+            yield (
+                f"deepspeed_extra_args.{key}",
+                "is a key of its own here: write it at the top level",
+            )
+
+
+# What a run should say once.
+
+
+def _notes(args: NeoXArgs) -> Iterator[str]:
+    pipe, model = args.parallelism.pipe_parallel_size, args.model
+    if pipe == 1:
+        yield "pipe_parallel_size: 1 runs the plain form, without a pipeline engine, as 0 does"
+    if pipe <= 1 and args.parallelism.pipe_partition_method != field_default(
+        "pipe_partition_method"
+    ):
+        yield "ignored: pipe_partition_method (there is one pipeline stage)"
+    if model.bias_gelu_fusion and model.activation != "gelu":
+        yield f"ignored: bias_gelu_fusion (activation is {model.activation})"

@@ -1,0 +1,71 @@
+"""From text to tokens, and from token files to samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from megatron.neox_arguments.typed import NonNegativeInt, NotYet, PositiveFloat
+
+
+@dataclass(frozen=True)
+class TokenizerArgs:
+    """Which tokenizer, and its files."""
+
+    tokenizer_type: Annotated[
+        Literal["GPT2BPETokenizer", "HFTokenizer", "HFGPT2Tokenizer", "CharLevelTokenizer"],
+        NotYet(("SPMTokenizer", "TiktokenTokenizer")),
+    ] = "GPT2BPETokenizer"
+    """The tokenizer that made the token files."""
+
+    vocab_file: str | None = None
+    """The tokenizer's vocabulary: `vocab.json` of GPT-2, or a `tokenizer.json`."""
+
+    merge_file: str | None = None
+    """`merges.txt` of GPT-2."""
+
+
+@dataclass(frozen=True)
+class DataArgs:
+    """Token files, how they are split, indexed, shared and read."""
+
+    data_path: str | None = None
+    """Token files without their ending: `data/mydataset_text_document` for `.bin` and `.idx`."""
+
+    split: str = "969, 30, 1"
+    """Shares of the documents for training, validation and test, in any unit."""
+
+    data_impl: Annotated[Literal["infer", "mmap"], NotYet(("cached",))] = "infer"
+    """How token files are opened. `mmap` maps them; `infer` looks at the file."""
+
+    pack_impl: Annotated[Literal["packed"], NotYet(("pack_until_overflow", "unpacked"))] = "packed"
+    """How documents become samples: `packed` cuts the stream of all documents into equal pieces."""
+
+    data_order: Literal["neox", "epochs"] = "neox"
+    """Order of the samples. `neox`: GPT-NeoX's own order, one shuffle over all epochs. `epochs`: each
+    epoch shuffled by itself, so that the order does not depend on how many steps the run has."""
+
+    mmap_warmup: bool = False
+    """Read the token files once at the start, by one process per node, so that they are in memory."""
+
+    num_workers: NonNegativeInt = 2
+    """Processes per rank that prepare batches; 0 prepares them in the rank itself."""
+
+    use_shared_fs: bool = True
+    """true: all nodes see the same file system, and one rank builds the index for all. false: every
+    node has its own disk and builds its own."""
+
+    index_cache_dir: str | None = None
+    """Folder of the index files. Default: beside the data."""
+
+    index_build_timeout_s: PositiveFloat = 1800.0
+    """Seconds that a rank waits for the index that another one builds."""
+
+    allow_data_change: bool = False
+    """On resume: go on although data, split, order or seed are not what the checkpoint was trained on."""
+
+    eval_same_samples: bool = False
+    """true evaluates on the same validation samples each time, false on the next ones."""
+
+    eod_mask_loss: bool = False
+    """true leaves the prediction at end-of-document tokens out of the loss."""

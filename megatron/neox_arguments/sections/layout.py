@@ -1,0 +1,43 @@
+"""How the ranks are laid out, and how many samples each of them takes per step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatron.neox_arguments.typed import NonNegativeInt, PositiveInt
+
+
+@dataclass(frozen=True)
+class ParallelismArgs:
+    """Axes of the parallel layout. What they leave of the world is the data-parallel size."""
+
+    pipe_parallel_size: NonNegativeInt = 0
+    """Pipeline stages. 0 is the plain module without a pipeline engine; 1 runs the plain form too,
+    and says so. Larger sizes are refused for now."""
+
+    model_parallel_size: PositiveInt = 1
+    """Tensor-parallel ranks that share each layer. Only 1 for now."""
+
+    pipe_partition_method: str = "type:transformer|mlp"
+    """How layers are dealt out to pipeline stages; has a meaning with `pipe_parallel_size` above 1 only."""
+
+    @property
+    def ranks_per_replica(self) -> int:
+        """Ranks that hold one copy of the model."""
+        return max(1, self.pipe_parallel_size) * self.model_parallel_size
+
+
+@dataclass(frozen=True)
+class BatchArgs:
+    """Samples per step. Any two of the three keys give the third:
+    train_batch_size = train_micro_batch_size_per_gpu x gradient_accumulation_steps x data-parallel ranks.
+    """
+
+    train_batch_size: PositiveInt | None = None
+    """Samples that one optimizer step takes, over all ranks (the global batch size)."""
+
+    train_micro_batch_size_per_gpu: PositiveInt | None = None
+    """Samples that one rank takes in one forward pass. Also known as `batch_size`."""
+
+    gradient_accumulation_steps: PositiveInt | None = None
+    """Forward and backward passes per optimizer step. Default: what the other two give, else 1."""

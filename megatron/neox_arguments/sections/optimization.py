@@ -1,0 +1,110 @@
+"""The optimizer, and the learning rate over the run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from megatron.neox_arguments.typed import NonNegativeFloat, NonNegativeInt, NotYet, Share
+
+# What GPT-NeoX fills in where `optimizer.params` is silent.
+DEFAULT_LR = 1e-3
+DEFAULT_BETAS = (0.9, 0.999)
+DEFAULT_EPS = 1e-8
+
+
+@dataclass(frozen=True)
+class OptimArgs:
+    """Optimizer, weight decay, clipping and ZeRO."""
+
+    optimizer: dict[str, Any] | None = None
+    """The optimizer in DeepSpeed's form, `{type: Adam, params: {lr: ..., betas: [...], eps: ...}}`.
+    Adam means decoupled weight decay (AdamW); `adam_w_mode: false` couples it. Default: Adam, lr 0.001."""
+
+    optimizer_type: Annotated[
+        Literal["adam", "adamw", "sgd"],
+        NotYet(("onebitadam", "cpu_adam", "cpu_torch_adam", "sm3", "madgrad_wd", "lion")),
+    ] = "adam"
+    """Short for `optimizer.type`, in small letters; the two must agree."""
+
+    lr: NonNegativeFloat = DEFAULT_LR
+    """Short for `optimizer.params.lr`: the learning rate after warm-up."""
+
+    weight_decay: NonNegativeFloat = 0.1
+    """Weight decay of matrices; biases and norms have none. Also taken from
+    `optimizer.params.weight_decay`, as DeepSpeed's files write it."""
+
+    gradient_clipping: NonNegativeFloat = 1.0
+    """Largest global norm of the gradient; larger ones are scaled down to it. 0 switches clipping off.
+    Always written out for DeepSpeed, whose own default is 0. Also known as `clip_grad`."""
+
+    zero_optimization: dict[str, Any] | None = None
+    """DeepSpeed's ZeRO, handed on as written. Stages 0 and 1 for now; half precision runs stage 0 as
+    stage 1, whose numbers are right where DeepSpeed's stage 0 is not."""
+
+    zero_stage: NonNegativeInt = 0
+    """Short for `zero_optimization.stage`. In the checked configuration: the stage that runs."""
+
+    @property
+    def name(self) -> str:
+        """``adam``, ``adamw`` or ``sgd``."""
+        return self.optimizer_type
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """``optimizer.params`` as written."""
+        params: dict[str, Any] = (self.optimizer or {}).get("params") or {}
+        return params
+
+    @property
+    def betas(self) -> tuple[float, float]:
+        """Adam's decay rates of the first and second moment."""
+        first, second = self.params.get("betas", DEFAULT_BETAS)
+        return float(first), float(second)
+
+    @property
+    def eps(self) -> float:
+        """Adam's term against division by zero."""
+        return float(self.params.get("eps", DEFAULT_EPS))
+
+    @property
+    def decoupled_weight_decay(self) -> bool:
+        """Whether weight decay acts on the weights directly (AdamW) or through the gradient."""
+        return self.name == "adamw" or (
+            self.name == "adam" and self.params.get("adam_w_mode", True)
+        )
+
+
+@dataclass(frozen=True)
+class LRScheduleArgs:
+    """Warm-up and decay of the learning rate."""
+
+    lr_decay_style: Literal["constant", "linear", "cosine", "exponential"] = "linear"
+    """Curve from `lr` down to `min_lr` after warm-up."""
+
+    lr_decay_iters: NonNegativeInt | None = None
+    """Steps over which the learning rate decays, warm-up included. Default: `lr_decay_fraction` x
+    `train_iters`, else `train_iters`."""
+
+    lr_decay_fraction: Share | None = None
+    """Share of `train_iters` over which the learning rate decays; only without `lr_decay_iters`."""
+
+    min_lr: NonNegativeFloat = 0.0
+    """The learning rate never falls below this."""
+
+    warmup: Share = 0.01
+    """Share of the decay steps during which the learning rate rises."""
+
+    override_lr_scheduler: bool = False
+    """On resume: use this file's schedule, whatever the checkpoint says."""
+
+    use_checkpoint_lr_scheduler: bool = False
+    """On resume: use the checkpoint's schedule, whatever this file says."""
+
+    def decay_iters(self, train_iters: int) -> float:
+        """Steps of the whole schedule, warm-up included."""
+        if self.lr_decay_iters is not None:
+            return self.lr_decay_iters
+        if self.lr_decay_fraction is not None:
+            return self.lr_decay_fraction * train_iters
+        return train_iters

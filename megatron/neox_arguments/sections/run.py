@@ -1,0 +1,129 @@
+"""A run: how long, how often, what is kept and what is said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from megatron.neox_arguments.typed import NonNegativeInt, NotYet, PositiveInt, Range
+
+
+@dataclass(frozen=True)
+class TrainingArgs:
+    """Steps, evaluations, seeds, memory against time."""
+
+    train_iters: NonNegativeInt | None = None
+    """Optimizer steps of the run. Required for training."""
+
+    eval_interval: PositiveInt = 1000
+    """Steps between evaluations on the validation split."""
+
+    eval_iters: NonNegativeInt = 100
+    """Global batches of one evaluation; 0 evaluates nothing."""
+
+    exit_interval: PositiveInt | None = None
+    """End the run, with a checkpoint if `save` is set, at the next step that is a multiple of this."""
+
+    seed: NonNegativeInt = 1234
+    """Seed of the weights, of the order of the samples and of dropout."""
+
+    checkpoint_activations: bool = False
+    """Keep only the input of each group of layers and compute the rest again in the backward pass."""
+
+    checkpoint_num_layers: PositiveInt = 1
+    """Layers per group of `checkpoint_activations`."""
+
+    do_train: bool | None = None
+    """false loads and evaluates without training. Default: train when `train_iters` is above 0."""
+
+    do_valid: bool | None = None
+    """false never touches the validation split. Default: evaluate when `eval_iters` is above 0."""
+
+    do_test: bool | None = None
+    """false never touches the test split. Default: evaluate it at the end when `eval_iters` is above 0."""
+
+    distributed_backend: Annotated[Literal["nccl", "gloo"], NotYet(("mpi",))] | None = None
+    """Library of the collectives. Default: by device, `nccl` on GPUs and `gloo` on CPUs."""
+
+
+@dataclass(frozen=True)
+class CheckpointingArgs:
+    """What is saved when, and what is loaded."""
+
+    save: str | None = None
+    """Folder for checkpoints. Without it nothing is saved."""
+
+    load: str | None = None
+    """Folder to resume from. One without checkpoints starts a fresh run, and says so."""
+
+    checkpoint_factor: Annotated[float, Range(low=0, open_low=True)] | None = None
+    """`checkpoint_scale: linear`: steps between checkpoints. `log`: ratio of one saved step to the last.
+    Default: save at the end only."""
+
+    checkpoint_scale: Literal["linear", "log"] = "linear"
+    """Spacing of the checkpoints."""
+
+    extra_save_iters: tuple[PositiveInt, ...] | None = None
+    """Steps to save at beside those of `checkpoint_factor`."""
+
+    keep_last_n_checkpoints: PositiveInt | None = None
+    """Older checkpoints are deleted once the new one is whole. Default: keep all."""
+
+    finetune: bool = False
+    """Load weights only: step, samples, optimizer and schedule start afresh."""
+
+    no_save_optim: bool = False
+    """Save weights without optimizer state."""
+
+    no_load_optim: bool = False
+    """Leave the checkpoint's optimizer state alone."""
+
+    no_save_rng: bool = False
+    """Save no random-generator state. Runs here need none: their seeds follow from the step."""
+
+    no_load_rng: bool = False
+    """Leave the checkpoint's random-generator state alone. Runs here need none."""
+
+    iteration: NonNegativeInt | None = None
+    """Step of the checkpoint to load instead of the latest; set it with `--iteration`. In a file it is
+    checked against the loaded step, not obeyed."""
+
+    use_node_local_storage: bool = False
+    """`save` and `load` are on disks of the nodes' own. Also `checkpoint: {use_node_local_storage: true}`."""
+
+    def save_steps(self, train_iters: int) -> frozenset[int]:
+        """The steps from 1 to ``train_iters`` after which a checkpoint is due, without the last one."""
+        steps = {step for step in self.extra_save_iters or () if step <= train_iters}
+        if self.checkpoint_factor is None:
+            return frozenset(steps)
+        if self.checkpoint_scale == "linear":
+            factor = int(self.checkpoint_factor)
+            return frozenset(steps | set(range(factor, train_iters + 1, factor)))
+        step = 1.0
+        while step <= train_iters:
+            steps.add(int(step))
+            step = max(step * self.checkpoint_factor, int(step) + 1)
+        return frozenset(steps)
+
+
+@dataclass(frozen=True)
+class LoggingArgs:
+    """The log, and where metrics go."""
+
+    log_interval: PositiveInt = 100
+    """Steps between lines of the log."""
+
+    log_dir: str | None = None
+    """Folder of `metrics.jsonl`. Default: `save`."""
+
+    tensorboard_dir: str | None = None
+    """Folder of TensorBoard's event files. Without it none are written."""
+
+    steps_per_print: PositiveInt = 10
+    """Steps between DeepSpeed's own lines, which show at the level debug only."""
+
+    wall_clock_breakdown: bool = False
+    """DeepSpeed's timing of forward, backward and step."""
+
+    git_hash: str | None = None
+    """Version of the code that the run is said to use. Default: what git says."""
