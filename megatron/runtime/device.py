@@ -8,8 +8,6 @@ from functools import lru_cache
 
 import torch
 
-_MIB = 1024 * 1024
-
 
 def device_kind() -> str:
     """``cuda`` where an accelerator is visible and not switched off, else ``cpu``."""
@@ -59,16 +57,9 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def peak_memory_mib(device: torch.device) -> float:
-    """Most memory that this process has held, in MiB: on the accelerator, else resident."""
+def peak_memory_bytes(device: torch.device) -> int:
+    """Most memory that this process has held: on the accelerator, else resident."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / _MIB
+        return torch.cuda.max_memory_allocated(device)
     # ru_maxrss counts KiB on Linux.
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-def total_memory_mib(device: torch.device) -> float:
-    """Memory that the device has, in MiB."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory / _MIB
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _MIB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -18,6 +18,10 @@ from megatron.training.setup import Parts
 class EvaluationPlan:
     """The evaluations of one run.
 
+    Attributes:
+        validates: whether there is anything to validate on, and it is wanted.
+        tests: likewise for the test split.
+
     Args:
         args: the configuration.
         parts: the run's parts.
@@ -34,18 +38,16 @@ class EvaluationPlan:
         self.validates = wanted and data.valid is not None and args.training.do_valid is not False
         self.tests = wanted and data.test is not None and args.training.do_test is not False
 
-    def validation_loss(self, step: int) -> float | None:
-        """Nats per token on the validation split at ``step``; None where there is no evaluation."""
-        if not self.validates:
-            return None
+    def validation_loss(self, step: int) -> float:
+        """Nats per token on the validation split at ``step``; only where ``validates``."""
         number = (
             0 if self._args.data.eval_same_samples else step // self._args.training.eval_interval
         )
         return self._loss(self._data.valid, number)
 
-    def test_loss(self) -> float | None:
-        """Nats per token on the test split; None where there is no evaluation."""
-        return self._loss(self._data.test, 0) if self.tests else None
+    def test_loss(self) -> float:
+        """Nats per token on the test split; only where ``tests``."""
+        return self._loss(self._data.test, 0)
 
     def _loss(self, dataset: SampleDataset | None, number: int) -> float:
         assert dataset is not None

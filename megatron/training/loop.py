@@ -62,7 +62,7 @@ class Hooks:
     """What the loop calls; each is called by all ranks at the same step."""
 
     log: Callable[[LoggedStep], None]
-    evaluate: Callable[[int], None]
+    evaluate: Callable[[RunState], None]
     save: Callable[[RunState], None]
 
 
@@ -112,7 +112,7 @@ def train(
                 steps_timed = 0
                 hooks.log(LoggedStep(state, loss, rate, result.grad_norm, seconds, waited))
             if plan.evaluates(state.step) and not is_last:
-                hooks.evaluate(state.step)
+                hooks.evaluate(state)
             if result.stop:
                 why = f"stopped by {request.signal_name or 'a signal to another rank'}"
             elif plan.exit_interval and state.step % plan.exit_interval == 0 and not is_last:

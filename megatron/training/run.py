@@ -15,7 +15,6 @@ from megatron.checkpointing import (
 from megatron.data.datasets import DataSplits, build_datasets
 from megatron.data.loader import build_step_loader
 from megatron.data.splits import samples_wanted
-from megatron.errors import ConfigError
 from megatron.logging import get_logger
 from megatron.neox_arguments import NeoXArgs
 from megatron.optimizers import LRSchedule
@@ -55,9 +54,9 @@ def run_training(args: NeoXArgs, world: World) -> RunState:
     engine = build_engine(args, parts, model)
     schedule = schedule_to_follow(found, build_schedule(args), args.lr_schedule)
     state = _load(args, world, engine, data, found)
-    reporter = Reporter.open(args, parts, state)
+    reporter = Reporter.open(args, parts, model, state)
     try:
-        reporter.facts(run_facts(args, parts, model, data, state))
+        reporter.facts(run_facts(args, parts, model, data))
         _train(args, parts, data, engine, schedule, state, reporter)
     finally:
         reporter.close()
@@ -130,10 +129,10 @@ def _train(
 ) -> None:
     evaluation = EvaluationPlan(args, parts, data, engine.module)
 
-    def evaluate(step: int) -> None:
-        loss = evaluation.validation_loss(step)
-        if loss is not None:
-            reporter.evaluated("validation", step, loss)
+    def evaluate(at: RunState) -> None:
+        if evaluation.validates:
+            reporter.evaluation_starts()
+            reporter.evaluated("validation", at, evaluation.validation_loss(at.step))
 
     def save(at: RunState) -> None:
         if args.checkpointing.save is not None:
@@ -168,10 +167,10 @@ def _train(
         log.info("%s after step %s of %s", why, f"{state.step:,}", f"{total:,}")
         if why != "finished":
             return
-    evaluate(state.step)
-    test_loss = evaluation.test_loss()
-    if test_loss is not None:
-        reporter.evaluated("test", state.step, test_loss)
+    evaluate(state)
+    if evaluation.tests:
+        reporter.evaluation_starts()
+        reporter.evaluated("test", state, evaluation.test_loss())
 
 
 def _step_settings(args: NeoXArgs, parts: Parts) -> StepSettings:
@@ -189,7 +188,7 @@ def _plan(args: NeoXArgs, evaluation: EvaluationPlan) -> Plan:
     return Plan(
         train_iters=args.training.train_iters,
         log_interval=args.logging.log_interval,
-        evaluates=lambda step: evaluation.validates and step % args.training.eval_interval == 0,
+        evaluates=lambda step: step % args.training.eval_interval == 0,
         saves=lambda step: step in saves,
         exit_interval=args.training.exit_interval,
     )

@@ -1,0 +1,29 @@
+#!/usr/bin/env python
+"""Generate text with a trained model: unconditionally, from a file of prompts, or interactively."""
+
+from __future__ import annotations
+
+import argparse
+
+from megatron.errors import run_door
+from megatron.generation.run import run_generation
+from megatron.neox_arguments.arguments_cli import add_config_arguments, args_from_cli
+from megatron.runtime.process import end_process, start_process
+from megatron.runtime.world import World
+from megatron.training.loading import load_trained_model
+from megatron.training.setup import build_parts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_config_arguments(parser)
+    args = args_from_cli(parser.parse_args(), world_size=World.from_env().size)
+    world = start_process(args.training.distributed_backend)
+    parts = build_parts(args, world)
+    model, _ = load_trained_model(args, parts)
+    run_generation(args, model, parts.tokenizer, world)
+    end_process()
+
+
+if __name__ == "__main__":
+    run_door(main)

@@ -1,0 +1,226 @@
+"""What a run tells: the block of facts at its start, log lines for people, rows for programs."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from torch import nn
+
+from megatron.data.datasets import DataSplits
+from megatron.logging import get_logger
+from megatron.monitor import (
+    BatchFacts,
+    Interval,
+    LayoutFacts,
+    Monitor,
+    RunFacts,
+    SplitFacts,
+    estimate_memory,
+    evaluation_line,
+    facts_block,
+    flops_per_token,
+    interval_line,
+    model_flops_utilization,
+    open_monitor,
+    peak_flops,
+)
+from megatron.monitor import ModelFacts as ModelText
+from megatron.neox_arguments import NeoXArgs
+from megatron.runtime.device import default_backend, device_name, peak_memory_bytes
+from megatron.training.loop import LoggedStep
+from megatron.training.run_state import RunState
+from megatron.training.setup import Parts
+
+log = get_logger(__name__)
+
+# Parameters of these names are looked up, not multiplied.
+_LOOKED_UP = ("word_embeddings.weight", "position_embeddings.weight")
+
+
+class Reporter:
+    """Writes log lines and metrics of one run; on other ranks than the first it is silent."""
+
+    def __init__(self, args: NeoXArgs, parts: Parts, model: nn.Module, monitor: Monitor) -> None:
+        self._args = args
+        self._parts = parts
+        self._monitor = monitor
+        self._flops_per_token = _flops_per_token(args, model)
+        self._evaluating_since = 0.0
+
+    @staticmethod
+    def open(args: NeoXArgs, parts: Parts, model: nn.Module, state: RunState) -> Reporter:
+        """Open the sinks and cut what an earlier process wrote beyond ``state``.
+
+        Raises:
+            NeoXError: a folder cannot be written to.
+        """
+        monitor = open_monitor(
+            parts.world,
+            log_dir=args.logging.log_dir,
+            save=args.checkpointing.save,
+            tensorboard_dir=args.logging.tensorboard_dir,
+        )
+        monitor.cut_after(state.step)
+        return Reporter(args, parts, model, monitor)
+
+    def close(self) -> None:
+        self._monitor.close()
+
+    def logged(self, at: LoggedStep) -> None:
+        """One interval of training."""
+        args, batch, state = self._args, self._parts.batch, at.state
+        samples_per_sec = batch.global_batch_size / at.seconds
+        tokens_per_sec = samples_per_sec * args.model.seq_length
+        total = args.training.train_iters or 0
+        self._monitor.write(
+            {
+                "iteration": state.step,
+                "consumed_samples": state.consumed_samples,
+                "train/lm_loss": at.loss,
+                "train/learning_rate": at.learning_rate,
+                "train/grad_norm": at.grad_norm,
+                "runtime/tokens_per_sec": tokens_per_sec,
+                "runtime/samples_per_sec": samples_per_sec,
+                "runtime/iteration_time": at.seconds,
+                "runtime/data_wait": at.data_seconds,
+            }
+        )
+        device = self._parts.device
+        line = Interval(
+            step=state.step,
+            total_steps=total,
+            loss=at.loss,
+            learning_rate=at.learning_rate,
+            grad_norm=at.grad_norm,
+            tokens_per_sec=tokens_per_sec,
+            samples_per_sec=samples_per_sec,
+            iteration_time=at.seconds,
+            data_wait=at.data_seconds,
+            memory_bytes=peak_memory_bytes(device),
+            consumed_samples=state.consumed_samples,
+            consumed_tokens=state.consumed_samples * args.model.seq_length,
+            eta=(total - state.step) * at.seconds,
+            mfu=model_flops_utilization(
+                tokens_per_sec,
+                self._flops_per_token,
+                self._parts.world.size,
+                peak_flops(device_name(device)),
+            ),
+        )
+        log.info("%s", interval_line(line))
+
+    def evaluation_starts(self) -> None:
+        self._evaluating_since = time.perf_counter()
+
+    def evaluated(self, split: str, state: RunState, loss: float) -> None:
+        """One evaluation of ``split`` (``validation`` or ``test``), in nats per token."""
+        training = self._args.training
+        self._monitor.write(
+            {
+                "iteration": state.step,
+                "consumed_samples": state.consumed_samples,
+                f"{split}/lm_loss": loss,
+            }
+        )
+        log.info(
+            "%s",
+            evaluation_line(
+                state.step,
+                training.train_iters or 0,
+                split,
+                loss,
+                math.exp(loss) if loss < 700 else math.inf,
+                training.eval_iters * self._parts.batch.global_batch_size,
+                time.perf_counter() - self._evaluating_since,
+            ),
+        )
+
+    def facts(self, facts: RunFacts) -> None:
+        """The block of facts, line by line."""
+        for line in facts_block(facts).splitlines():
+            log.info("%s", line)
+
+
+def run_facts(args: NeoXArgs, parts: Parts, model: nn.Module, data: DataSplits) -> RunFacts:
+    """The facts of a run, from its parts."""
+    sizes = {name: p.numel() for name, p in model.named_parameters()}
+    parameters = sum(sizes.values())
+    embedding = sum(n for name, n in sizes.items() if name.endswith(_LOOKED_UP))
+    m, grid = args.model, parts.groups.grid
+    return RunFacts(
+        model=ModelText(
+            num_layers=m.num_layers,
+            hidden_size=m.hidden_size,
+            num_heads=m.num_attention_heads,
+            num_kv_heads=m.kv_heads,
+            mlp_width=m.mlp_width,
+            seq_length=m.seq_length,
+            norm=m.norm,
+            positions=m.pos_emb,
+            activation=m.activation,
+            parameters=parameters,
+            embedding_parameters=embedding,
+            vocab_size=parts.tokenizer.vocab_size,
+            padded_vocab_size=parts.padded_vocab,
+        ),
+        layout=LayoutFacts(
+            world_size=parts.world.size,
+            num_nodes=parts.world.num_nodes,
+            data_parallel_size=grid.data,
+            pipe_parallel_size=args.parallelism.pipe_parallel_size,
+            model_parallel_size=grid.model,
+            device=device_name(parts.device),
+            backend=args.training.distributed_backend or default_backend(),
+            precision=m.precision,
+            zero_stage=args.optim.zero_stage,
+        ),
+        batch=BatchFacts(
+            global_batch_size=parts.batch.global_batch_size,
+            micro_batch_size=parts.batch.micro_batch_size,
+            gradient_accumulation_steps=parts.batch.gradient_accumulation_steps,
+            data_parallel_size=parts.batch.data_parallel_size,
+        ),
+        splits=[
+            SplitFacts(
+                name=split.name,
+                documents=split.documents,
+                tokens_per_epoch=split.tokens_per_epoch,
+                samples_per_epoch=split.samples_per_epoch,
+                samples_wanted=split.samples_wanted,
+            )
+            for split in data.facts.splits
+        ],
+        train_iters=args.training.train_iters or 0,
+        memory=estimate_memory(
+            parameters=parameters,
+            half_precision=m.precision != "fp32",
+            zero_stage=args.optim.zero_stage,
+            data_parallel_size=grid.data,
+            micro_batch_size=parts.batch.micro_batch_size,
+            seq_length=m.seq_length,
+            num_layers=m.num_layers,
+            hidden_size=m.hidden_size,
+            kv_size=m.kv_heads * m.head_dim,
+            mlp_width=m.mlp_width,
+            gated=m.is_gated,
+            vocab_size=parts.padded_vocab,
+            checkpoint_activations=args.training.checkpoint_activations,
+        ),
+    )
+
+
+def _flops_per_token(args: NeoXArgs, model: nn.Module) -> float:
+    """Arithmetic of one token; a tied embedding is multiplied once, as the head."""
+    multiplied = sum(
+        p.numel()
+        for name, p in model.named_parameters()
+        if not name.endswith(_LOOKED_UP)
+        or (name.endswith(_LOOKED_UP[0]) and not args.model.no_weight_tying)
+    )
+    return flops_per_token(
+        matmul_parameters=multiplied,
+        num_layers=args.model.num_layers,
+        attention_width=args.model.num_attention_heads * args.model.head_dim,
+        seq_length=args.model.seq_length,
+    )
