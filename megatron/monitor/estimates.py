@@ -15,12 +15,13 @@ _HALF_BYTES = 2
 # sparsity. The first match counts.
 _PEAK_FLOPS = (
     ("B200", 2250e12),
+    ("H200 NVL", 835e12),
     ("H200", 989e12),
+    ("H100 NVL", 835e12),
     ("H100 PCIe", 756e12),
     ("H100", 989e12),
     ("A100", 312e12),
     ("L40S", 362e12),
-    ("A10", 125e12),
     ("RTX 4090", 165e12),
     ("RTX 3090", 71e12),
 )
@@ -79,10 +80,9 @@ def estimate_memory(
     # activation. Fused attention keeps no s × s scores.
     per_layer = 4 * hidden_size + (hidden_size + 2 * kv_size) + hidden_size
     per_layer += (3 if gated else 2) * mlp_width
-    if checkpoint_activations:
+    kept = num_layers * per_layer
+    if checkpoint_activations:  # the input of each layer, and one layer while it is recomputed
         kept = num_layers * hidden_size + per_layer
-    else:
-        kept = num_layers * per_layer
     # The logits, their fp32 form, and its gradient.
     logits = vocab_size * (size + 2 * _FP32_BYTES)
     return MemoryEstimate(

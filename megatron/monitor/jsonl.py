@@ -11,8 +11,8 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 from megatron.errors import NeoXError
 from megatron.logging import get_logger
@@ -33,7 +33,7 @@ class JsonlSink:
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: BinaryIO | None = open(path, "ab")  # noqa: SIM115 (open as long as the run)
+            self._file: FileIO | None = _open_to_append(path)
             self._drop_torn_line()
         except OSError as error:
             raise self._unwritable(error) from error
@@ -43,10 +43,11 @@ class JsonlSink:
         assert self._file is not None, "this sink is closed"
         row = {name: _json_number(value) for name, value in metrics.items()}
         try:
-            self._file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
-            self._file.flush()
+            # Unbuffered: a failed write leaves nothing behind that closing would try again.
+            line = memoryview(json.dumps(row, allow_nan=False).encode() + b"\n")
+            while line:
+                line = line[self._file.write(line) :]
         except OSError as error:
-            self._abandon()
             raise self._unwritable(error) from error
 
     def cut_after(self, iteration: int) -> None:
@@ -72,7 +73,7 @@ class JsonlSink:
                 os.fsync(file.fileno())
             os.replace(temporary, self.path)
             self._file.close()
-            self._file = open(self.path, "ab")  # noqa: SIM115
+            self._file = _open_to_append(self.path)
         except OSError as error:
             raise self._unwritable(error) from error
         log.info("%s: cut %d rows beyond iteration %d", self.path, dropped, iteration)
@@ -82,16 +83,6 @@ class JsonlSink:
         if self._file is not None:
             self._file.close()
             self._file = None
-
-    def _abandon(self) -> None:
-        """Close the file, whose last row could not be written and cannot be flushed either."""
-        file, self._file = self._file, None
-        assert file is not None
-        # Closing tries to flush what is left, fails again, and closes all the same.
-        try:
-            file.close()
-        except OSError as error:
-            log.warning("%s: the last row is not written: %s", self.path, error.strerror)
 
     def _drop_torn_line(self) -> None:
         """Cut what follows the last line end: a row that was not written whole."""
@@ -129,6 +120,10 @@ class JsonlSink:
             f"{self.path}: metrics cannot be written there: {error.strerror}\n"
             "  to do: make room and allow writing there, or choose another log_dir"
         )
+
+
+def _open_to_append(path: Path) -> FileIO:
+    return open(path, "ab", buffering=0)
 
 
 def _json_number(value: float | int | None) -> float | int | None:

@@ -1,0 +1,63 @@
+"""Memory and arithmetic, by hand-made sums."""
+
+from __future__ import annotations
+
+import pytest
+
+from megatron.monitor.estimates import (
+    estimate_memory,
+    flops_per_token,
+    model_flops_utilization,
+    peak_flops,
+)
+
+SHAPE = {
+    "parameters": 1000,
+    "micro_batch_size": 2,
+    "seq_length": 3,
+    "num_layers": 5,
+    "hidden_size": 10,
+    "kv_size": 4,
+    "mlp_width": 7,
+    "gated": True,
+    "vocab_size": 11,
+}
+# A layer keeps 10·4 + (10 + 2·4) + 10 + 3·7 = 89 numbers a token.
+
+
+@pytest.mark.parametrize(
+    ("half", "stage", "expected"),
+    [
+        (False, 0, (4000, 4000, 8000)),  # weights, gradients, two moments
+        (False, 1, (4000, 4000, 12_000 // 4)),  # fp32 copy and moments, among four
+        (True, 0, (2000, 2000, 12_000)),
+        (True, 1, (2000, 2000, 3000)),
+        (True, 2, (2000, 500, 3000)),
+        (True, 3, (500, 500, 3000)),
+    ],
+)
+def test_memory_of_weights_and_optimizer(
+    half: bool, stage: int, expected: tuple[int, int, int]
+) -> None:
+    m = estimate_memory(**SHAPE, half_precision=half, zero_stage=stage, data_parallel_size=4)
+    assert (m.weights, m.gradients, m.optimizer) == expected
+    assert m.total == sum(expected) + m.activations
+
+
+def test_memory_of_activations() -> None:
+    common = SHAPE | {"half_precision": True, "zero_stage": 1, "data_parallel_size": 1}
+    whole = estimate_memory(**common)
+    assert whole.activations == 6 * (5 * 89 * 2 + 11 * (2 + 4 + 4))
+    kept = estimate_memory(**common, checkpoint_activations=True)
+    assert kept.activations == 6 * ((5 * 10 + 89) * 2 + 11 * 10)
+
+
+def test_flops_and_mfu() -> None:
+    flops = flops_per_token(
+        matmul_parameters=1_000_000, num_layers=4, attention_width=128, seq_length=256
+    )
+    assert flops == 6e6 + 12 * 4 * 128 * 256
+    assert model_flops_utilization(1e6, 9.89e8, 2, peak_flops("NVIDIA H200")) == 0.5
+    assert model_flops_utilization(1e6, 9.89e8, 2, peak_flops("cpu")) is None
+    assert peak_flops("NVIDIA A100-SXM4-80GB") == 312e12
+    assert peak_flops("NVIDIA H100 PCIe") == 756e12
