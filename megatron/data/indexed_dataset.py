@@ -211,18 +211,18 @@ class MMapIndexedDataset:
         return int(self.pointers[number]) // self.dtype.itemsize
 
     def get(
-        self, i: int | np.integer[Any], offset: int = 0, length: int | None = None
+        self, index: int | np.integer[Any], offset: int = 0, length: int | None = None
     ) -> npt.NDArray[Any]:
-        """Tokens ``offset`` … ``offset + length - 1`` of sequence ``i`` (to its end by default).
+        """Tokens ``offset`` … ``offset + length - 1`` of sequence ``index`` (to its end by default).
 
         A read-only view of the file, ``[length]``.
 
         Raises:
             IndexError: there is no such sequence, or it has no such tokens.
         """
-        number = int(i) + len(self.sizes) if i < 0 else int(i)
+        number = int(index) + len(self.sizes) if index < 0 else int(index)
         if not 0 <= number < len(self.sizes):
-            raise IndexError(f"{self.prefix}: sequence {int(i)} of {len(self.sizes)}")
+            raise IndexError(f"{self.prefix}: sequence {int(index)} of {len(self.sizes)}")
         size = int(self.sizes[number])
         stop = size if length is None else offset + length
         if not 0 <= offset <= stop <= size:

@@ -1,0 +1,195 @@
+"""Whole steps, ready to train on: reads samples, ahead of time where there are workers.
+
+Legend: g = gradient accumulation steps, b = micro-batch size, s = sequence length.
+
+Workers are forked. A spawned one would import the main program, and with it torch and DeepSpeed, for
+seconds, on every start and times ranks × workers; a forked one is there in some hundredths. Forking a
+process in which gloo, NCCL or OpenMP threads run is safe as long as the child keeps away from what
+these threads may hold: a worker does one thing, copying numbers from mapped files into a new tensor
+(DataLoader gives it one OpenMP thread); no collective, no accelerator, no logger.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from megatron.data.datasets import SampleDataset
+from megatron.data.samplers import Batch, step_samples
+from megatron.errors import DataError, NeoXError
+
+_PR_SET_PDEATHSIG: Final = 1
+_libc = ctypes.CDLL(None)
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """What one rank needs for one optimizer step.
+
+    Attributes:
+        tokens: ``[g, b, s + 1]`` int64; inputs are all but the last, labels all but the first.
+        loss_mask: ``[g, b, s]`` bool, which predictions count.
+        first_sample: the step's first sample, over all ranks.
+        num_samples: samples of the step, over all ranks.
+    """
+
+    tokens: torch.Tensor
+    loss_mask: torch.Tensor
+    first_sample: int
+    num_samples: int
+
+    def pin_memory(self) -> StepBatch:
+        """The same in page-locked memory, from where an accelerator copies on its own."""
+        return StepBatch(
+            self.tokens.pin_memory(),
+            self.loss_mask.pin_memory(),
+            self.first_sample,
+            self.num_samples,
+        )
+
+
+class _Steps(Dataset["StepBatch | str"]):
+    """Step i of one data rank, counted from the loader's first; the words of an error as a string."""
+
+    def __init__(
+        self,
+        dataset: SampleDataset,
+        first_sample: int,
+        batch: Batch,
+        data_rank: int,
+        eod_id: int | None,
+    ) -> None:
+        self._dataset, self._first_sample, self._batch = dataset, first_sample, batch
+        self._data_rank, self._eod_id = data_rank, eod_id
+
+    def __getitem__(self, step: int) -> StepBatch | str:
+        # A DataLoader would wrap a worker's error into its traceback; a user's mistake travels as
+        # what it is.
+        try:
+            return self.read(step)
+        except NeoXError as error:
+            return str(error)
+
+    def read(self, step: int) -> StepBatch:
+        """The step's batch.
+
+        Raises:
+            DataError: an id is beyond the vocabulary.
+        """
+        first = self._first_sample + step * self._batch.global_batch_size
+        samples = step_samples(first, self._batch, self._data_rank)
+        array = np.empty((*samples.shape, self._dataset.seq_length + 1), np.int64)
+        for rows, numbers in zip(array, samples.tolist(), strict=True):
+            for row, number in zip(rows, numbers, strict=True):
+                self._dataset.read_into(number, row)
+        vocab_size = self._dataset.vocab_size
+        if vocab_size is not None and (array.max() >= vocab_size or array.min() < 0):
+            for number in samples.flat:  # it is in one of them: say where
+                self._dataset.check_ids(int(number))
+        tokens = torch.from_numpy(array)
+        mask = torch.ones_like(tokens[..., :-1], dtype=torch.bool)
+        if self._eod_id is not None:
+            # As in GPT-NeoX: what follows the end of a document is not learnt.
+            mask &= tokens[..., :-1] != self._eod_id
+        return StepBatch(tokens, mask, first, self._batch.global_batch_size)
+
+
+class StepLoader(Iterator[StepBatch]):
+    """Hands over the steps in order, once. Made by :func:`build_step_loader`.
+
+    :meth:`close` ends the workers; they also end with this process, however it ends.
+    """
+
+    def __init__(self, steps: _Steps, num_steps: int, num_workers: int, pin_memory: bool) -> None:
+        self._pin_memory = pin_memory
+        self._batches: Iterator[StepBatch | str] | None
+        if num_workers == 0:
+            self._batches = (steps[step] for step in range(num_steps))
+            return
+        self._batches = iter(
+            DataLoader(
+                steps,
+                batch_size=None,
+                sampler=range(num_steps),
+                num_workers=min(num_workers, max(1, num_steps)),
+                collate_fn=_unchanged,
+                worker_init_fn=_start_worker,
+                multiprocessing_context="fork",
+                # Its own: without one, starting workers would draw from the default generator and
+                # shift the model's dropout.
+                generator=torch.Generator(),
+            )
+        )
+
+    def __iter__(self) -> StepLoader:
+        return self
+
+    def __next__(self) -> StepBatch:
+        if self._batches is None:
+            raise StopIteration
+        batch = next(self._batches)
+        if isinstance(batch, str):
+            raise DataError(batch)
+        return batch.pin_memory() if self._pin_memory else batch
+
+    def close(self) -> None:
+        """End the workers. There are no batches afterwards."""
+        self._batches = None  # the DataLoader's iterator ends its workers when it is dropped
+
+
+def build_step_loader(
+    dataset: SampleDataset,
+    *,
+    first_sample: int,
+    num_steps: int,
+    batch: Batch,
+    data_rank: int,
+    num_workers: int,
+    eod_id: int | None = None,
+    pin_memory: bool = False,
+) -> StepLoader:
+    """A loader of ``num_steps`` steps, the first of which begins with sample ``first_sample``.
+
+    Args:
+        dataset: the split.
+        first_sample: samples consumed before; skipping them costs nothing.
+        num_steps: steps to hand over.
+        batch: the batch sizes.
+        data_rank: this rank among those that read different samples.
+        num_workers: processes that read ahead; 0 reads when asked.
+        eod_id: predictions from this token are masked; None masks nothing.
+        pin_memory: hand over page-locked memory.
+
+    Raises:
+        DataError: the split has fewer samples.
+    """
+    stop = first_sample + num_steps * batch.global_batch_size
+    if stop > len(dataset):
+        raise DataError(
+            f"the {dataset.name} split of {dataset.data.prefix} has {len(dataset):,} samples, the samples "
+            f"{first_sample:,} to {stop - 1:,} are asked for: a checkpoint of a longer run, or of another "
+            "batch size or evaluation interval?",
+            everywhere=True,
+        )
+    steps = _Steps(dataset, first_sample, batch, data_rank, eod_id)
+    return StepLoader(steps, num_steps, num_workers, pin_memory)
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
+
+
+def _start_worker(number: int) -> None:
+    """Set up a worker: it ends with its parent, and leaves signals to stop to it."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # A scheduler or Ctrl-C signals all processes of a job; the parent finishes its step and needs the
+    # workers until then. They end when it closes the loader.
+    for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(stop, signal.SIG_IGN)

@@ -1,0 +1,34 @@
+"""Do the token ids belong to the vocabulary? Asked where they are read, before a model indexes with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from megatron.data.indexed_dataset import MMapIndexedDataset, data_file_path
+from megatron.errors import DataError
+
+
+def check_token_ids(
+    data: MMapIndexedDataset, first_token: int, tokens: npt.NDArray[Any], vocab_size: int
+) -> None:
+    """Check ``tokens``, which stand in ``data`` from ``first_token`` on.
+
+    Raises:
+        DataError: one is below 0 or not below ``vocab_size``; says which one and where.
+    """
+    if not tokens.size or (int(tokens.max()) < vocab_size and int(tokens.min()) >= 0):
+        return
+    at = int(np.flatnonzero((tokens >= vocab_size) | (tokens < 0))[0])
+    place = first_token + at
+    document = int(np.searchsorted(data.pointers, place * data.dtype.itemsize, side="right")) - 1
+    offset = place - int(data.pointers[document]) // data.dtype.itemsize
+    raise DataError(
+        f"{data_file_path(data.prefix)}: token {offset} of document {document} has the id "
+        f"{int(tokens[at])}\n"
+        f"  expected: ids from 0 to {vocab_size - 1}, those of the tokenizer of this run\n"
+        "  to do: set tokenizer_type, vocab_file and merge_file to those that made the data, or make "
+        "the data anew with this tokenizer"
+    )
