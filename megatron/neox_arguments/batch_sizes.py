@@ -101,7 +101,7 @@ def _whole(wanted: str, total_key: str, total: int, known: dict[str, int], ranks
     if total % divisor:
         raise BatchMismatch(
             total_key,
-            f"{total} / ({key} {value} x data-parallel ranks {ranks}) = {total / divisor:g} is no whole number "
-            f"of {wanted}",
+            f"{total} / ({key} {value} x data-parallel ranks {ranks}) = {total / divisor:g} is no whole "
+            f"number of {wanted}",
         )
     return total // divisor

@@ -202,7 +202,7 @@ def _derive_precision(merged: Merged, checked: Checked, problems: Problems) -> N
                 merged.place(("precision",)),
             )
     if len(set(says.values())) > 1:
-        first, *others = says
+        first = next(iter(says))
         parts = [
             f"{key} says {kind} ({merged.place(tuple(key.split('.')))})"
             for key, kind in says.items()

@@ -47,7 +47,8 @@ def deepspeed_config(args: NeoXArgs, world_size: int) -> dict[str, Any]:
         config["checkpoint"] = {**config.get("checkpoint", {}), "use_node_local_storage": True}
     if args.optim.name == "sgd" and args.optim.zero_stage > 0:
         config.setdefault("zero_allow_untested_optimizer", True)
-    return config | thaw(args.ds.deepspeed_extra_args or {})
+    config.update(thaw(args.ds.deepspeed_extra_args or {}))
+    return config
 
 
 def _optimizer(args: NeoXArgs) -> dict[str, Any]:

@@ -46,9 +46,6 @@ class Problems:
     def __bool__(self) -> bool:
         return bool(self._all)
 
-    def __iter__(self) -> Iterable[Problem]:  # type: ignore[misc]
-        return iter(self._all)
-
     def add(self, key: str, text: str, place: Place | None = None) -> None:
         """Note that ``key`` is wrong; the same sentence about the same key is noted once."""
         problem = Problem(key, text, place)

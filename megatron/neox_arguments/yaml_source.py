@@ -187,6 +187,7 @@ class _Builder:
                 self._document.places[(*path, index)] = self._place(item)
                 value.append(self._build(item, (*path, index)))
         else:
+            assert isinstance(node, ScalarNode)
             value = self._scalar(node, path)
         self._open.pop()
         return value
@@ -217,7 +218,7 @@ class _Builder:
             values[key] = self._build(value_node, here)
         return values
 
-    def _scalar(self, node: Node, path: KeyPath) -> Any:
+    def _scalar(self, node: ScalarNode, path: KeyPath) -> Any:
         text: str = node.value
         if node.style is not None:  # quoted, or a block of text
             return text

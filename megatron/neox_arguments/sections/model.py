@@ -28,6 +28,10 @@ Init = Annotated[
 GATED_ACTIVATIONS = frozenset({"swiglu"})
 ATTENTION_KINDS = frozenset({"global", "flash"})
 
+# Of sizes that are required, or follow from one that is: the checks let no object through in which
+# one is missing, so their type is that of a size. Until then, None stands for "not given".
+_FILLED_IN: Any = None
+
 
 @dataclass(frozen=True)
 class ModelArgs:
@@ -37,10 +41,10 @@ class ModelArgs:
     """Type of the weights that compute. `bf16: {enabled: true}` says the same as `bfloat16`; the two
     must agree. `fp16` is refused for now."""
 
-    num_layers: PositiveInt | None = None
+    num_layers: PositiveInt = _FILLED_IN
     """Transformer layers. Required."""
 
-    hidden_size: PositiveInt | None = None
+    hidden_size: PositiveInt = _FILLED_IN
     """Width of the residual stream. Required; a multiple of `num_attention_heads`."""
 
     intermediate_size: PositiveInt | None = None
@@ -53,17 +57,17 @@ class ModelArgs:
     expansion_factor: PositiveFloat | None = None
     """MLP width as a multiple of `hidden_size` when `intermediate_size` is not given. Default: 4."""
 
-    num_attention_heads: PositiveInt | None = None
+    num_attention_heads: PositiveInt = _FILLED_IN
     """Query heads. Required."""
 
     num_kv_heads: PositiveInt | None = None
     """Key and value heads; fewer than query heads is grouped-query attention. Default:
     `num_attention_heads`."""
 
-    seq_length: PositiveInt | None = None
+    seq_length: PositiveInt = _FILLED_IN
     """Tokens of one training sample. Required."""
 
-    max_position_embeddings: PositiveInt | None = None
+    max_position_embeddings: PositiveInt = _FILLED_IN
     """Positions that the model knows; at least `seq_length`. Default: `seq_length`."""
 
     norm: Annotated[

@@ -1,0 +1,144 @@
+"""What `./deepy.py` is told: which script, which configuration, and what is the script's own."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from megatron.errors import LaunchError
+from megatron.neox_arguments.arguments_cli import add_config_arguments, overrides_from_cli
+from megatron.neox_arguments.files import SUFFIXES
+
+USAGE = """\
+./deepy.py [--check] [launcher options] script.py [-d DIR] config... [--set KEY=VALUE] [own options]
+
+  ./deepy.py train.py -d configs 125M local_setup
+  ./deepy.py --num_gpus 2 train.py configs/125M.yml configs/local_setup.yml --set train_iters=10
+  ./deepy.py generate.py configs/125M.yml configs/local_setup.yml configs/text_generation.yml -i prompts.txt
+
+Own options are the script's: the first one that deepy.py does not know, and all that follow it, reach the
+script as they stand. Launcher options put values over the configuration's keys of the same names."""
+
+# Each is a key of the configuration too.
+LAUNCHER_OPTIONS = {
+    "hostfile": "file of hosts, one 'name slots=N' per line",
+    "include": "hosts and devices to use",
+    "exclude": "hosts and devices to leave out",
+    "num_nodes": "number of hosts",
+    "num_gpus": "processes per host; on a machine without GPUs, processes on the CPU",
+    "master_port": "port at which the ranks meet; a free one is found by default",
+    "master_addr": "address at which the ranks meet",
+    "launcher": "what starts processes on other hosts",
+}
+
+
+@dataclass(frozen=True)
+class Command:
+    """A parsed command line of `deepy.py`.
+
+    Attributes:
+        script: the program that each rank runs.
+        configs: configuration files as they were named.
+        conf_dir: folder of those files, if given.
+        deepspeed_config: file in DeepSpeed's own form, if given.
+        overrides: ``key=value`` texts, those of the launcher options included.
+        own: the script's own options.
+        check_only: check and describe, start nothing.
+    """
+
+    script: str
+    configs: tuple[str, ...]
+    conf_dir: str | None
+    deepspeed_config: str | None
+    overrides: tuple[str, ...]
+    own: tuple[str, ...]
+    check_only: bool
+
+    def script_arguments(
+        self, config_files: Sequence[str], deepspeed_config: str | None
+    ) -> list[str]:
+        """The arguments of each rank: the files that were found, the overrides, the script's own."""
+        arguments = ["--config-file", *config_files] if config_files else []
+        if deepspeed_config is not None:
+            arguments += ["--deepspeed_config", deepspeed_config]
+        for override in self.overrides:
+            arguments += ["--set", override]
+        return [*arguments, *self.own]
+
+
+def parse_command(argv: Sequence[str]) -> Command:
+    """Read `deepy.py`'s arguments.
+
+    Raises:
+        LaunchError: no script is named, or it is a configuration file.
+        SystemExit: argparse's own, for ``--help`` and options without their value.
+    """
+    launcher, rest = _launcher_parser().parse_known_args(_before_script(argv))
+    if rest:
+        raise LaunchError(
+            f"command line: unknown option {rest[0]} before the script; see ./deepy.py --help"
+        )
+    after = list(argv[len(_before_script(argv)) :])
+    if not after:
+        raise LaunchError(
+            "command line: no script is named: ./deepy.py train.py configs/125M.yml ..."
+        )
+    script, after = after[0], after[1:]
+    if Path(script).suffix in SUFFIXES:
+        raise LaunchError(f"command line: expected a script such as train.py, found {script}")
+    parser = argparse.ArgumentParser(prog="deepy.py " + script, usage=USAGE)
+    add_config_arguments(parser)
+    known, own = _split_known(parser, after)
+    parsed = parser.parse_args(known)
+    options = [
+        f"{key}={getattr(launcher, key)}" for key in LAUNCHER_OPTIONS if getattr(launcher, key)
+    ]
+    return Command(
+        script=script,
+        configs=(*parsed.config, *parsed.config_file),
+        conf_dir=parsed.conf_dir,
+        deepspeed_config=parsed.deepspeed_config,
+        overrides=(*options, *overrides_from_cli(parsed)),
+        own=tuple(own),
+        check_only=launcher.check,
+    )
+
+
+def _launcher_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="deepy.py", usage=USAGE, allow_abbrev=False)
+    parser.add_argument(
+        "--check", action="store_true", help="check the configuration, start nothing"
+    )
+    for key, text in LAUNCHER_OPTIONS.items():
+        parser.add_argument(
+            f"--{key}", f"--{key.replace('_', '-')}", dest=key, metavar="X", help=text
+        )
+    return parser
+
+
+def _before_script(argv: Sequence[str]) -> list[str]:
+    """The launcher's own arguments: options with their values, up to the first word that is neither."""
+    index = 0
+    while index < len(argv) and argv[index].startswith("-"):
+        takes_value = argv[index].lstrip("-").replace("-", "_") in LAUNCHER_OPTIONS
+        index += 2 if takes_value else 1
+    return list(argv[:index])
+
+
+def _split_known(
+    parser: argparse.ArgumentParser, arguments: list[str]
+) -> tuple[list[str], list[str]]:
+    """Cut the arguments before the first option that the configuration does not know."""
+    known = {option for action in parser._actions for option in action.option_strings}
+    for index, argument in enumerate(arguments):
+        if argument == "--":
+            return arguments[:index], arguments[index + 1 :]
+        if (
+            argument.startswith("-")
+            and len(argument) > 1
+            and argument.split("=", 1)[0] not in known
+        ):
+            return arguments[:index], arguments[index:]
+    return arguments, []

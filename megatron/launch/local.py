@@ -1,0 +1,161 @@
+"""Ranks on this host, through torch's elastic agent (the one behind ``torch.distributed.run``).
+
+What is different from ``torchrun``: SIGTERM and SIGINT are passed on and the ranks get all the time
+that they need to save; the first rank to fail is named in one line, without a banner; the ranks meet at
+a port that the agent itself holds, so that no other program can take it in between.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterable, Mapping
+from types import FrameType
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+
+from megatron.errors import LaunchError
+from megatron.launch.plan import LaunchPlan
+
+# What the ranks of a failed run get before they are killed, in seconds.
+SHUTDOWN_TIMEOUT = 20
+
+
+def run_local(plan: LaunchPlan) -> int:
+    """Start the ranks, wait for all of them, and return the exit status of the whole.
+
+    0 only if every rank ended with 0; else the status of the first rank to fail, 128 + number for one
+    that a signal ended. The others are ended within ``SHUTDOWN_TIMEOUT`` seconds then.
+    """
+    os.environ.update(plan.env)
+    # Otherwise the agent logs each start and each end; what matters is said below.
+    quiet = logging.getLogger("torch.distributed.elastic")
+    quiet.addHandler(logging.NullHandler())
+    quiet.propagate = False
+    with tempfile.TemporaryDirectory(prefix="deepy_") as folder, _Forwarder() as forwarder:
+        agent = _Agent(_worker_spec(plan), forwarder, folder)
+        result = agent.run()
+    return _verdict(result, plan.ranks, forwarder)
+
+
+class _Forwarder:
+    """Passes signals on to the ranks, each of which leads a session of its own."""
+
+    _PASSED_ON: Mapping[signal.Signals, signal.Signals] = {
+        signal.SIGTERM: signal.SIGTERM,
+        signal.SIGHUP: signal.SIGTERM,  # a closed terminal asks for an orderly end too
+        signal.SIGUSR1: signal.SIGUSR1,
+        signal.SIGINT: signal.SIGINT,
+    }
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self._ranks: tuple[int, ...] = ()
+        self._earlier: dict[signal.Signals, Any] = {}
+        self._interrupts = 0
+
+    def __enter__(self) -> _Forwarder:
+        for number in self._PASSED_ON:
+            self._earlier[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._earlier.items():
+            signal.signal(number, handler)
+
+    def serve(self, ranks: Iterable[int]) -> None:
+        """These processes are the ranks; a signal that came before they were there reaches them now."""
+        self._ranks = tuple(ranks)
+        if self.received is not None:
+            self._send(self._PASSED_ON[self.received])
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.received = signal.Signals(number)
+        self._interrupts += number == signal.SIGINT
+        self._send(
+            signal.SIGKILL if self._interrupts > 1 else self._PASSED_ON[signal.Signals(number)]
+        )
+
+    def _send(self, number: signal.Signals) -> None:
+        for pid in self._ranks:
+            try:
+                if number == signal.SIGKILL:
+                    os.killpg(pid, number)  # with everything that the rank has started
+                else:
+                    os.kill(pid, number)
+            except ProcessLookupError:
+                pass  # it has ended already
+
+
+class _Agent(LocalElasticAgent):
+    """Torch's agent for one host, which tells the forwarder the ranks' process ids."""
+
+    def __init__(self, spec: WorkerSpec, forwarder: _Forwarder, folder: str) -> None:
+        super().__init__(
+            spec,
+            logs_specs=DefaultLogsSpecs(log_dir=folder),
+            start_method="spawn",
+            shutdown_timeout=SHUTDOWN_TIMEOUT,
+        )
+        self._forwarder = forwarder
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        pids: dict[int, int] = super()._start_workers(worker_group)
+        self._forwarder.serve(pids.values())
+        return pids
+
+
+class _Meeting(StaticTCPRendezvous):
+    """Where the ranks meet: a store in this process, at a port that stays bound from here on."""
+
+    def __init__(self, address: str, port: int | None) -> None:
+        run_id = uuid.uuid4().hex[:12]
+        super().__init__(address, port or 0, rank=0, world_size=1, run_id=run_id, timeout=60)
+        try:
+            self._store = dist.TCPStore(address, port or 0, 1, is_master=True, multi_tenant=True)
+        except RuntimeError as error:
+            first_line = str(error).splitlines()[0]
+            raise LaunchError(
+                f"master_port: the ranks cannot meet at {address}:{port or 'a free port'}: {first_line}"
+            ) from None
+        self.master_port = self._store.port
+
+
+def _worker_spec(plan: LaunchPlan) -> WorkerSpec:
+    # The agent would take these signals for itself and kill the ranks after a while. It needs one to
+    # handle: an urgent-data signal, which nobody sends.
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGURG"
+    return WorkerSpec(
+        role="rank",
+        local_world_size=plan.ranks,
+        entrypoint=plan.command[0],
+        args=plan.command[1:],
+        rdzv_handler=_Meeting(plan.address, plan.port),
+        max_restarts=0,
+        monitor_interval=0.1,
+        local_addr=plan.address,
+    )
+
+
+def _verdict(result: RunResult, ranks: int, forwarder: _Forwarder) -> int:
+    """The status of the run, and the one line that says why it is not 0."""
+    if not result.is_failed():
+        return 0
+    first = min(result.failures.values(), key=lambda failure: failure.timestamp)
+    rank = next(rank for rank, failure in result.failures.items() if failure is first)
+    code = first.exitcode
+    how = f"status {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+    others = "; the others were stopped" if ranks > 1 else ""
+    asked = f" after {forwarder.received.name}" if forwarder.received else ""
+    sys.stdout.flush()
+    sys.stderr.write(f"deepy.py: rank {rank} of {ranks} ended with {how}{asked}{others}\n")
+    return code if code >= 0 else 128 - code

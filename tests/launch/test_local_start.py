@@ -1,0 +1,213 @@
+"""deepy.py with real, small scripts: exit statuses, messages, signals, ports."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = """\
+{ "num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "seq_length": 8,
+  "train_micro_batch_size_per_gpu": 2, "train_iters": 3 }
+"""
+
+pytestmark = pytest.mark.ranks
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "small.yml").write_text(CONFIG)
+    return tmp_path
+
+
+def environment() -> dict[str, str]:
+    env = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
+    env.pop("OMP_NUM_THREADS", None)
+    return env | {"DS_ACCELERATOR": "cpu"}
+
+
+def start(folder: Path, script: str, *options: str, ranks: int = 2) -> subprocess.Popen[str]:
+    (folder / "script.py").write_text(script)
+    command = [
+        sys.executable,
+        str(ROOT / "deepy.py"),
+        "--num_gpus",
+        str(ranks),
+        "script.py",
+        "small",
+    ]
+    return subprocess.Popen(
+        [*command, *options],
+        cwd=folder,
+        env=environment(),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def finish(process: subprocess.Popen[str], timeout: float = 60) -> tuple[int, str, str]:
+    try:
+        out, err = process.communicate(timeout=timeout)
+    finally:
+        process.kill()
+    return process.returncode, out, err
+
+
+def wait_for(path: Path, timeout: float = 30) -> None:
+    deadline = time.monotonic() + timeout
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path.name} never came"
+        time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_ranks_get_their_place_the_files_and_the_options(folder: Path) -> None:
+    script = (
+        "import os, socket, sys, megatron.errors\n"
+        "socket.create_connection((os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']))).close()\n"
+        "names = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR')\n"
+        "open('rank' + os.environ['RANK'], 'w').write(repr([[os.environ[n] for n in names], sys.argv[1:]]))\n"
+    )
+    code, out, err = finish(start(folder, script, "--set", "train_iters=5", "--own", "-i", "x y"))
+    assert (code, out, err) == (0, "", "")
+    arguments = ["--config-file", "small.yml", "--set", "num_gpus=2", "--set", "train_iters=5"]
+    for rank in range(2):
+        place = [str(rank), "2", str(rank), "2", "127.0.0.1"]
+        wanted = repr([place, [*arguments, "--own", "-i", "x y"]])
+        assert (folder / f"rank{rank}").read_text() == wanted
+
+
+def test_first_error_first_one_summary_line_and_the_ranks_status(folder: Path) -> None:
+    script = (
+        "import os, time\n"
+        "from megatron.errors import DataError, run_door\n"
+        "def main():\n"
+        "    if os.environ['RANK'] == '1':\n"
+        "        raise DataError('data/x.bin: found 3 bytes, expected 8')\n"
+        "    time.sleep(60)\n"
+        "run_door(main)\n"
+    )
+    begin = time.monotonic()
+    code, out, err = finish(start(folder, script))
+    assert time.monotonic() - begin < 30
+    assert (code, out) == (2, "")
+    assert err.splitlines() == [
+        "rank 1: error: data/x.bin: found 3 bytes, expected 8",
+        "deepy.py: rank 1 of 2 ended with status 2; the others were stopped",
+    ]
+
+
+def test_a_killed_rank_ends_all(folder: Path) -> None:
+    script = (
+        "import os, signal, time\n"
+        "open('pid' + os.environ['RANK'], 'w').write(str(os.getpid()))\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    while not os.path.exists('pid1'):\n"
+        "        time.sleep(0.02)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "time.sleep(60)\n"
+    )
+    code, _, err = finish(start(folder, script), timeout=40)
+    assert code == 128 + signal.SIGKILL
+    assert err == "deepy.py: rank 0 of 2 ended with signal SIGKILL; the others were stopped\n"
+    assert not is_running(int((folder / "pid1").read_text()))
+
+
+SAVING = (
+    "import os, signal, time\n"
+    "stop = []\n"
+    "signal.signal(signal.SIGTERM, lambda *_: stop.append('SIGTERM'))\n"
+    "signal.signal(signal.SIGINT, lambda *_: stop.append('SIGINT'))\n"
+    "open('pid' + os.environ['RANK'] + '.tmp', 'w').write(str(os.getpid()))\n"
+    "os.rename('pid' + os.environ['RANK'] + '.tmp', 'pid' + os.environ['RANK'])\n"
+    "while not stop:\n"
+    "    time.sleep(0.02)\n"
+    "open('asked' + os.environ['RANK'], 'w').write(stop[0])\n"
+    "time.sleep({save_seconds})\n"
+    "open('saved' + os.environ['RANK'], 'w').write(repr(stop))\n"
+)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_stop_signal_reaches_every_rank_once_and_is_waited_for(
+    folder: Path, number: signal.Signals
+) -> None:
+    process = start(folder, SAVING.format(save_seconds=1.0))
+    wait_for(folder / "pid0")
+    wait_for(folder / "pid1")
+    process.send_signal(number)
+    code, _, err = finish(process)
+    assert (code, err) == (0, "")
+    for rank in range(2):
+        assert (folder / f"saved{rank}").read_text() == repr(["SIGTERM"])
+
+
+def test_a_second_interrupt_kills(folder: Path) -> None:
+    process = start(folder, SAVING.format(save_seconds=60))
+    wait_for(folder / "pid0")
+    wait_for(folder / "pid1")
+    process.send_signal(signal.SIGINT)
+    wait_for(folder / "asked0")
+    wait_for(folder / "asked1")
+    process.send_signal(signal.SIGINT)
+    code, _, err = finish(process, timeout=20)
+    assert code == 128 + signal.SIGKILL
+    assert "after SIGINT" in err
+    assert (folder / "asked0").read_text() == "SIGINT"
+    assert not (folder / "saved0").exists()
+    assert not is_running(int((folder / "pid0").read_text()))
+    assert not is_running(int((folder / "pid1").read_text()))
+
+
+def test_one_rank_runs_in_place(folder: Path) -> None:
+    script = "import os\nprint('LOCAL_RANK' in os.environ, os.getpid())\nraise SystemExit(7)\n"
+    process = start(folder, script, ranks=1)
+    code, out, _ = finish(process)
+    assert code == 7
+    assert out == f"False {process.pid}\n"
+
+
+def test_a_port_in_use_is_named(folder: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        code, _, err = finish(start(folder, "", "--set", f"master_port={port}"))
+    assert code == 2
+    assert err.startswith(f"error: master_port: {port} cannot be used: Address already in use\n")
+
+
+def test_a_named_port_is_used(folder: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    script = "import os\nopen('port' + os.environ['RANK'], 'w').write(os.environ['MASTER_PORT'])\n"
+    code, _, err = finish(start(folder, script, "--set", f"master_port={port}"))
+    assert (code, err) == (0, "")
+    assert [(folder / f"port{rank}").read_text() for rank in range(2)] == [str(port)] * 2
+
+
+def test_a_bad_configuration_starts_nothing_and_is_fast(folder: Path) -> None:
+    begin = time.monotonic()
+    process = start(folder, "open('started', 'w')\n", "--set", "train_itres=3")
+    code, out, err = finish(process)
+    assert (code, out) == (2, "")
+    assert err == "error: command line: train_itres: unknown key; did you mean train_iters?\n"
+    assert not (folder / "started").exists()
+    assert (
+        time.monotonic() - begin < 2.0
+    )  # about 0.2 s on an idle machine; importing torch takes more
