@@ -151,7 +151,7 @@ class GPT2Model(nn.Module):
     @property
     def max_positions(self) -> int:
         """Longest sequence, in tokens, that the model knows positions for."""
-        return self.model_args.max_position_embeddings or self.model_args.seq_length
+        return self.model_args.max_position_embeddings
 
     @property
     def num_layers(self) -> int:

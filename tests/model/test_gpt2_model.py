@@ -130,11 +130,11 @@ def test_hidden_dropout_reaches_embedding_and_both_branches() -> None:
     torch.manual_seed(0)
     for parallel in (True, False):
         model = tiny_model(hidden_dropout=0.999, gpt_j_residual=parallel)
-        seen = []
-        model.sequential[3].register_forward_hook(lambda *arguments: seen.append(arguments[2]))
-        model(TOKENS[:, :-1])
-        # 1,024 numbers of three sources: about three are left, instead of all.
-        assert (seen[0] != 0).sum() < 32
+        x = model.sequential[0](TOKENS[:, :-1])
+        for layer in model.sequential[2:4]:
+            x = layer(x)
+        # 1,024 numbers with five chances each to be kept once in a thousand, instead of all.
+        assert (x != 0).sum() < 32
 
 
 def half_loss(monkeypatch: pytest.MonkeyPatch, native: bool) -> tuple[Tensor, dict[str, Tensor]]:
@@ -160,7 +160,7 @@ def test_no_half_precision_product_runs_without_native_kernels(
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # noqa: ANN
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             name = function.__name__
             if any(word in name for word in ("mm", "attention", "linear")):
                 kinds.update((name, a.dtype) for a in args if isinstance(a, Tensor))

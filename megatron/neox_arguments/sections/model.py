@@ -141,17 +141,17 @@ class ModelArgs:
     attention_dropout: Dropout = 0.0
     """Probability of dropping each attention weight."""
 
-    # What follows from the above. The required sizes are checked before an object exists.
+    # What follows from the above.
 
     @property
     def head_dim(self) -> int:
         """Width of one attention head."""
-        return _known(self.hidden_size) // _known(self.num_attention_heads)
+        return self.hidden_size // self.num_attention_heads
 
     @property
     def kv_heads(self) -> int:
         """Key and value heads."""
-        return self.num_kv_heads or _known(self.num_attention_heads)
+        return self.num_kv_heads or self.num_attention_heads
 
     @property
     def rotary_dim(self) -> int:
@@ -170,7 +170,7 @@ class ModelArgs:
         GPT-NeoX's rule: the asked-for width (two thirds of it, rounded down, when gated) is rounded up
         to a multiple of 2 x `mlp_multiple_of`; a gated MLP halves the result.
         """
-        hidden = _known(self.hidden_size)
+        hidden = self.hidden_size
         width = self.intermediate_size or int((self.expansion_factor or 4) * hidden)
         if self.is_gated:
             width = int(width * 2 / 3)
@@ -181,27 +181,22 @@ class ModelArgs:
     @property
     def attention_kinds(self) -> tuple[str, ...]:
         """The kind of attention of each layer, `attention_config` written out."""
-        layers = _known(self.num_layers)
+        layers = self.num_layers
         if self.attention_config is None:
             return ("global",) * layers
         return expand_attention_config(self.attention_config, layers)
 
     def parameter_count(self, padded_vocab_size: int) -> int:
         """Trainable parameters of the whole model, over all ranks."""
-        h, layers = _known(self.hidden_size), _known(self.num_layers)
+        h, layers = self.hidden_size, self.num_layers
         norm = h * (2 if self.norm == "layernorm" and self.use_bias_in_norms else 1)
         qkv = h + 2 * self.kv_heads * self.head_dim
         attention = h * qkv + h * h + (qkv + h if self.use_bias_in_attn_linear else 0)
         first = self.mlp_width * (2 if self.is_gated else 1)
         mlp = h * first + self.mlp_width * h + (first + h if self.use_bias_in_mlp else 0)
         vocabulary = padded_vocab_size * h * (2 if self.no_weight_tying else 1)
-        positions = h * _known(self.max_position_embeddings) if self.pos_emb == "learned" else 0
+        positions = h * self.max_position_embeddings if self.pos_emb == "learned" else 0
         return vocabulary + positions + layers * (attention + mlp + 2 * norm) + norm
-
-
-def _known(size: int | None) -> int:
-    assert size is not None, "a required size is missing: the configuration was not checked"
-    return size
 
 
 def expand_attention_config(config: tuple[Any, ...], num_layers: int) -> tuple[str, ...]:
