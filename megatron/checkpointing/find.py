@@ -7,7 +7,7 @@ there, but not whole* is an error: a run that silently began anew would throw th
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +98,12 @@ def find_checkpoint(
             everywhere=True,
         )
     info = seen[0]
-    if info is not None and world.is_first:
+    if info is None:
+        return None
+    if world.is_first:
         for note in info.notes:
             log.warning("%s", note)
-    return info
+    return replace(info, path=root / info.path.name)  # each node's own disk may be elsewhere
 
 
 def _look(

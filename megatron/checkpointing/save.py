@@ -170,8 +170,9 @@ def save_checkpoint(
         together(world, (lambda: _finish(place, manifest, files)) if leader else None)
         together(world, (lambda: _publish(place)) if leader else None)
     except CheckpointError as error:
-        left = _clean_up(place) if leader else ""
-        raise CheckpointError(_failure_text(place, error, left), everywhere=True) from error
+        text = _failure_text(place, error)
+        text += _clean_up(place) if leader else ""
+        raise CheckpointError(text, everywhere=True) from error
     if leader and keep_last is not None:
         _remove_outdated(place, keep_last)
     world.barrier()
@@ -298,16 +299,23 @@ def _remove_outdated(place: _Place, keep_last: int) -> None:
 
 def _clean_up(place: _Place) -> str:
     """Remove what this failed save has made. Returns a line about what could not be, or nothing."""
+    leftovers = [
+        path
+        for path in (place.workshop, temporary_name(place.root / folders.LATEST_NAME))
+        if path.exists()
+    ]
     try:
-        if place.workshop.exists():
-            shutil.rmtree(place.workshop)
-        temporary_name(place.root / folders.LATEST_NAME).unlink(missing_ok=True)
+        for path in leftovers:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
     except OSError as error:
-        return f"\n  left behind: {place.workshop} ({describe(error)}); the next save clears it"
+        return f"\n  left behind: {describe(error)}; the next save clears it"
     return ""
 
 
-def _failure_text(place: _Place, error: CheckpointError, left: str) -> str:
+def _failure_text(place: _Place, error: CheckpointError) -> str:
     text = f"the checkpoint of step {place.step} could not be saved under {place.root}"
     text += f"\n  found: {error}"
     try:
@@ -318,7 +326,7 @@ def _failure_text(place: _Place, error: CheckpointError, left: str) -> str:
     if free is not None:
         text += f"\n  free there: {free / 2**20:,.1f} MiB"
     text += f"\n  still whole: {latest}" if latest else "\n  no earlier checkpoint is there"
-    return text + left + "\n  to do: make room and allow writing there, or choose another `save`"
+    return text + "\n  to do: make room and allow writing there, or choose another `save`"
 
 
 def _versions() -> dict[str, str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -30,7 +31,9 @@ class TinyNet(nn.Module):
         return self.second(self.norm(self.first(x)))
 
 
-def make_engine(stage: int, bf16: bool = False, seed: int = 1, lr: float = 0.05) -> Any:
+def make_engine(
+    stage: int, bf16: bool = False, seed: int = 1, lr: float = 0.05, node_local: bool = False
+) -> Any:
     module = TinyNet(seed)
     config = {
         "train_micro_batch_size_per_gpu": 2,
@@ -38,6 +41,7 @@ def make_engine(stage: int, bf16: bool = False, seed: int = 1, lr: float = 0.05)
         "gradient_clipping": 1.0,
         "zero_optimization": {"stage": stage},
         "bf16": {"enabled": bf16},
+        "checkpoint": {"use_node_local_storage": node_local},
         "optimizer": {
             "type": "Adam",
             "params": {"lr": lr, "weight_decay": 0.0, "torch_adam": True},
@@ -86,12 +90,10 @@ def save(engine: Any, world: World, root: str | Path, step: int, **more: Any) ->
 
 def error_of(action: Callable[[], object]) -> str:
     """The text of the :class:`CheckpointError` that ``action`` must raise."""
-    try:
+    with pytest.raises(CheckpointError) as caught:
         action()
-    except CheckpointError as error:
-        assert error.everywhere
-        return str(error)
-    raise AssertionError("no CheckpointError was raised")
+    assert caught.value.everywhere
+    return str(caught.value)
 
 
 def weights_of(module: nn.Module) -> dict[str, list[float]]:
