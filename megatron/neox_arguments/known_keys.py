@@ -147,6 +147,11 @@ IGNORED: dict[str, OtherKey] = {
 }
 
 REFUSED: dict[str, OtherKey] = {
+    **_refused(
+        "DeepSpeed 0.19 no longer has it: gradients of embeddings are exchanged whole",
+        False,
+        keys="sparse_gradients",
+    ),
     **_refused("give train_iters", keys="train_epochs"),
     **_refused(
         "one data set for now: preprocess into one and give data_path",

@@ -183,13 +183,13 @@ def run_facts(args: NeoXArgs, parts: Parts, model: nn.Module, data: DataSplits) 
         ),
         splits=[
             SplitFacts(
-                name=split.name,
+                name=name,
                 documents=split.documents,
-                tokens_per_epoch=split.tokens_per_epoch,
+                tokens_per_epoch=split.tokens,
                 samples_per_epoch=split.samples_per_epoch,
-                samples_wanted=split.samples_wanted,
+                samples_wanted=split.wanted,
             )
-            for split in data.facts.splits
+            for name, split in data.facts.splits.items()
         ],
         train_iters=args.training.train_iters or 0,
         memory=estimate_memory(

@@ -41,10 +41,7 @@ def run_training(args: NeoXArgs, world: World) -> RunState:
     Raises:
         NeoXError: something in the configuration, the data or the checkpoints stops the run.
     """
-    if not args.training.train_iters:
-        raise ConfigError(
-            "train_iters is not set: how many steps shall the run train?", everywhere=True
-        )
+    args.require("train_iters", "data_path", purpose="training")
     for note in args.notes:
         log.info("%s", note)
     found = _find(args, world)

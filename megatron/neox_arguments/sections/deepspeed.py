@@ -28,9 +28,6 @@ class DeepSpeedArgs:
     gradient_predivide_factor: PositiveFloat = 1.0
     """With `prescale_gradients`: divide gradients by this before they are summed."""
 
-    sparse_gradients: bool = False
-    """Exchange the gradients of sparse embeddings in sparse form."""
-
     fp16: dict[str, Any] | None = None
     """DeepSpeed's half precision with loss scaling. `enabled: true` is refused for now."""
 
