@@ -85,7 +85,7 @@ class TokenFileSet:
             DataError: they cannot be written.
         """
         for file, packed in zip(self._files, documents, strict=True):
-            with _errors_name(file.data_partial):
+            with _errors_name(data_file_path(file.prefix)):
                 file.builder.add_documents(packed.tokens, packed.lengths)
 
     def publish(self) -> None:
@@ -95,7 +95,7 @@ class TokenFileSet:
             DataError: it cannot be written.
         """
         for file in self._files:
-            with _errors_name(file.index_partial):
+            with _errors_name(file.prefix):
                 file.builder.finalize(file.index_partial)
         for file in self._files:
             with _errors_name(file.prefix):
@@ -134,9 +134,19 @@ def _clear_leftovers(prefix: str) -> None:
     pattern = re.compile(rf"{re.escape(name)}\.(?:bin|idx)\.partial-{host}-(\d+)")
     for entry in list(os.scandir(folder or ".")):
         match = pattern.fullmatch(entry.name)
-        if match and not Path(f"/proc/{match[1]}").exists():
+        if match and not _is_alive(int(match[1])):
             log.info("removing %s, left by a run that was killed", entry.path)
             Path(entry.path).unlink(missing_ok=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)  # sends nothing
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's process
+        return True
+    return True
 
 
 def _sync_folder(folder: Path) -> None:

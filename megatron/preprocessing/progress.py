@@ -23,10 +23,8 @@ class Progress:
     def __init__(self, total_bytes: int, num_docs: int | None, interval: int) -> None:
         self._by_documents = num_docs is not None
         self._bar = tqdm(
-            total=num_docs if num_docs is not None else total_bytes,
-            unit=" docs" if self._by_documents else "B",
-            unit_scale=not self._by_documents,
-            unit_divisor=1000,
+            total=total_bytes if num_docs is None else num_docs,
+            bar_format="{percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}",
             disable=None,  # when the stream is no terminal
             dynamic_ncols=True,
         )

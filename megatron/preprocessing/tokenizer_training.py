@@ -158,19 +158,22 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
+def settings_from(parsed: argparse.Namespace) -> TokenizerTrainingSettings:
+    """The settings that the parsed arguments describe."""
+    return TokenizerTrainingSettings(
+        inputs=input_files(parsed.input),
+        output=parsed.output,
+        vocab_size=parsed.vocab_size,
+        jsonl_keys=tuple(parsed.jsonl_keys),
+        split=parsed.split,
+        min_frequency=parsed.min_frequency,
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train as the arguments say; 0 when the file is there."""
-    parsed = parser().parse_args(arguments)
+    settings = settings_from(parser().parse_args(arguments))
     configure()
     stop_cleanly_on_sigterm()
-    train_tokenizer(
-        TokenizerTrainingSettings(
-            inputs=input_files(parsed.input),
-            output=parsed.output,
-            vocab_size=parsed.vocab_size,
-            jsonl_keys=tuple(parsed.jsonl_keys),
-            split=parsed.split,
-            min_frequency=parsed.min_frequency,
-        )
-    )
+    train_tokenizer(settings)
     return 0

@@ -91,9 +91,10 @@ def hf_tokenizer(vocab_file: Path) -> HuggingFaceTokenizer:
         TokenizerError: the file cannot be read or is not a `tokenizer.json`.
     """
     data = read_bytes(vocab_file, _TOKENIZER_JSON)
-    if "model" not in parse_json_object(data, vocab_file, _TOKENIZER_JSON):
+    content = parse_json_object(data, vocab_file, _TOKENIZER_JSON)
+    if not isinstance(content.get("model"), dict):  # a plain vocab.json may hold the word "model"
         raise TokenizerError(
-            f"{vocab_file}: has no `model` entry; expected {_TOKENIZER_JSON}. A plain vocab.json "
+            f"{vocab_file}: describes no model; expected {_TOKENIZER_JSON}. A plain vocab.json "
             "goes with GPT2BPETokenizer or HFGPT2Tokenizer and a merge_file"
         )
     try:

@@ -1,0 +1,87 @@
+"""What all tokenizers share: batches, packed arrays, round trips, errors, fingerprints, padding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megatron.errors import TokenizerError
+from megatron.tokenizer import TOKENIZER_TYPES, build_tokenizer, padded_vocab_size
+
+ASSETS = Path(__file__).resolve().parents[1] / "assets"
+GPT2 = (str(ASSETS / "gpt2/vocab.json"), str(ASSETS / "gpt2/merges.txt"))
+CHARACTERS = build_tokenizer("CharLevelTokenizer")
+BPE = build_tokenizer("GPT2BPETokenizer", *GPT2)
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+
+
+@given(st.lists(texts, max_size=5))
+@settings(max_examples=60, deadline=None)
+def test_batches_round_trip_and_packing(batch: list[str]) -> None:
+    for tokenizer in (CHARACTERS, BPE):
+        ids = [tokenizer.tokenize(text) for text in batch]
+        assert tokenizer.tokenize_batch(batch) == ids
+        assert [tokenizer.detokenize(i) for i in ids] == batch
+        packed = tokenizer.tokenize_packed(batch)
+        assert packed.lengths.tolist() == [len(i) for i in ids]
+        assert packed.tokens.tolist() == [token for i in ids for token in i]
+        assert packed.tokens.dtype == packed.lengths.dtype == np.int64
+
+
+def test_character_level_is_utf8_padded_to_512() -> None:
+    assert (CHARACTERS.vocab_size, CHARACTERS.eod, CHARACTERS.pad) == (512, 0, 1)
+    assert CHARACTERS.tokenize("aé€") == [97, 195, 169, 226, 130, 172]
+    assert CHARACTERS.detokenize(np.array([97, 511, 98], dtype=np.uint16)) == "a\ufffdb"
+    assert CHARACTERS.detokenize([226, 130]) == "\ufffd"
+
+
+@pytest.mark.parametrize("tokenizer", [CHARACTERS, BPE])
+def test_ids_that_are_not_in_the_vocabulary(tokenizer) -> None:
+    for wrong in (-1, tokenizer.vocab_size):
+        with pytest.raises(TokenizerError, match=f"token id {wrong} is not in the vocabulary"):
+            tokenizer.detokenize([0, wrong])
+
+
+@pytest.mark.parametrize("tokenizer", [CHARACTERS, BPE])
+def test_a_lone_surrogate_is_named(tokenizer) -> None:
+    with pytest.raises(TokenizerError, match=r"'\\ud800' at character 2"):
+        tokenizer.tokenize("ab\ud800")
+
+
+def test_fingerprints_tell_kinds_and_files_apart(tmp_path: Path) -> None:
+    for name in ("vocab.json", "merges.txt"):
+        (tmp_path / name).write_bytes((ASSETS / "gpt2" / name).read_bytes())
+    copy = (str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"))
+    same = build_tokenizer("GPT2BPETokenizer", *copy).fingerprint()
+    other_kind = build_tokenizer("HFGPT2Tokenizer", *copy).fingerprint()
+    merges = (tmp_path / "merges.txt").read_text(encoding="utf-8").split("\n")
+    (tmp_path / "merges.txt").write_text("\n".join(merges[:-2]) + "\n", encoding="utf-8")
+    other_file = build_tokenizer("GPT2BPETokenizer", *copy).fingerprint()
+    assert same == BPE.fingerprint()
+    assert len({same, other_kind, other_file, CHARACTERS.fingerprint()}) == 4
+
+
+def test_types() -> None:
+    assert set(TOKENIZER_TYPES) == {
+        "GPT2BPETokenizer", "HFTokenizer", "HFGPT2Tokenizer", "CharLevelTokenizer"
+    }  # fmt: skip
+    assert build_tokenizer("charleveltokenizer").name == "CharLevelTokenizer"
+    with pytest.raises(TokenizerError, match=r"unknown \(did you mean GPT2BPETokenizer\?\)"):
+        build_tokenizer("GPT2BPETokeniser")
+    with pytest.raises(TokenizerError, match="SPMTokenizer is not available here; use GPT2BPE"):
+        build_tokenizer("SPMTokenizer")
+
+
+@pytest.mark.parametrize(
+    ("size", "divisible_by", "parallel", "padded"),
+    [(50257, 128, 1, 50304), (50257, 128, 8, 51200), (50304, 128, 1, 50304), (1, 1, 1, 1)],
+)
+def test_padded_size(size: int, divisible_by: int, parallel: int, padded: int) -> None:
+    assert padded_vocab_size(size, divisible_by, parallel) == padded
+    with pytest.raises(ValueError, match="divisible_by is 0"):
+        padded_vocab_size(size, 0, parallel)
