@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from types import FrameType
 from typing import Any
 
-import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
@@ -121,7 +121,7 @@ class _Meeting(StaticTCPRendezvous):
         run_id = uuid.uuid4().hex[:12]
         super().__init__(address, port or 0, rank=0, world_size=1, run_id=run_id, timeout=60)
         try:
-            self._store = dist.TCPStore(address, port or 0, 1, is_master=True, multi_tenant=True)
+            self._store = TCPStore(address, port or 0, 1, is_master=True, multi_tenant=True)
         except RuntimeError as error:
             first_line = str(error).splitlines()[0]
             raise LaunchError(

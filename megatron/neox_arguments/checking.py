@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from megatron.neox_arguments.known_keys import IGNORED, REFUSED, RUNTIME, SHORTHANDS, OtherKey
-from megatron.neox_arguments.merging import Merged, same_value
+from megatron.neox_arguments.merging import COMMAND_LINE, Merged, same_value
 from megatron.neox_arguments.nested_keys import GROUPS, OPTIMIZER_PARAMS
-from megatron.neox_arguments.problems import Problems, closest, shown
+from megatron.neox_arguments.problems import Place, Problems, closest, shown
 from megatron.neox_arguments.registry import FIELDS, suggestion
-from megatron.neox_arguments.typed import Mismatch, convert
+from megatron.neox_arguments.typed import Mismatch, NonNegativeInt, convert
 from megatron.neox_arguments.yaml_source import KeyPath
 
 _PRECISION_NAMES = {
@@ -20,6 +20,10 @@ _PRECISION_NAMES = {
     "half": "fp16",
 }
 
+RUNTIME_TYPES: dict[str, Any] = {
+    **dict.fromkeys((*RUNTIME, "iteration"), NonNegativeInt | None),
+    "is_pipe_parallel": bool | None,
+}
 _TYPED_AS_FIELDS = {path for key, path in SHORTHANDS.items() if key in FIELDS}
 
 
@@ -49,8 +53,7 @@ def check_values(merged: Merged, problems: Problems) -> Checked:
         elif key in SHORTHANDS:
             pass  # folded into its group
         elif key in RUNTIME:
-            if value is not None:
-                checked.runtime[key] = value
+            _check_runtime_value(key, value, merged, checked, problems)
         elif key in IGNORED:
             if not _is_off(value, IGNORED[key]):
                 ignored.setdefault(IGNORED[key].why, []).append(key)
@@ -72,6 +75,19 @@ def _is_off(value: Any, key: OtherKey) -> bool:
     return any(same_value(value, off) for off in key.off)
 
 
+def _check_runtime_value(
+    key: str, value: Any, merged: Merged, checked: Checked, problems: Problems
+) -> None:
+    """A value that only a run knows is kept, to be compared then."""
+    try:
+        converted = convert(value, RUNTIME_TYPES[key])
+    except Mismatch as mismatch:
+        _report(mismatch, (key,), merged, problems)
+        return
+    if converted is not None:
+        checked.runtime[key] = converted
+
+
 def _check_refused(key: str, value: Any, merged: Merged, problems: Problems) -> None:
     if not _is_off(value, REFUSED[key]):
         place = merged.place((key,))
@@ -80,6 +96,10 @@ def _check_refused(key: str, value: Any, merged: Merged, problems: Problems) -> 
 
 def _check_field(key: str, merged: Merged, checked: Checked, problems: Problems) -> None:
     value = merged.values[key]
+    if key == "iteration" and merged.place((key,)) != Place(COMMAND_LINE):
+        # Which checkpoint to load is said at the start of a run; a file can only expect one.
+        _check_runtime_value(key, value, merged, checked, problems)
+        return
     if key == "precision" and isinstance(value, str):
         value = _PRECISION_NAMES.get(value, value)
     if key == "precision" and value is None:
@@ -94,7 +114,9 @@ def _check_field(key: str, merged: Merged, checked: Checked, problems: Problems)
 
 def _report(mismatch: Mismatch, path: KeyPath, merged: Merged, problems: Problems) -> None:
     path = (*path, *mismatch.path)
-    problems.add(".".join(map(str, path)), str(mismatch), merged.place(path))
+    field_key = str(path[0])
+    shown_path = (merged.names.get(field_key, field_key), *path[1:])
+    problems.add(".".join(map(str, shown_path)), str(mismatch), merged.place(path), field_key)
 
 
 def _fold_shorthands(merged: Merged, problems: Problems) -> None:
@@ -108,7 +130,10 @@ def _fold_shorthands(merged: Merged, problems: Problems) -> None:
         if flat is None:
             if nested is not None:
                 merged.values[key] = nested
-                merged.places.setdefault((key,), merged.place(path))  # type: ignore[arg-type]
+                merged.names[key] = ".".join(path)
+                place = merged.place(path)
+                if place is not None:
+                    merged.places[(key,)] = place
             continue
         as_text = [str(side).lower() if isinstance(side, str) else side for side in (flat, nested)]
         if nested is not None and not same_value(*as_text):

@@ -25,11 +25,19 @@ class Place:
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake. ``key`` is the dotted key it is about ("" for a file as a whole)."""
+    """One mistake.
+
+    Attributes:
+        key: the dotted key it is about, as it was written ("" for a file as a whole).
+        text: what was found, what was expected, what to do.
+        place: where it was written.
+        field: the top-level key that rules know it by, if that is another.
+    """
 
     key: str
     text: str
     place: Place | None = None
+    field: str | None = None
 
     def __str__(self) -> str:
         where = f"{self.place}: " if self.place and self.place.source else ""
@@ -46,15 +54,17 @@ class Problems:
     def __bool__(self) -> bool:
         return bool(self._all)
 
-    def add(self, key: str, text: str, place: Place | None = None) -> None:
+    def add(
+        self, key: str, text: str, place: Place | None = None, field: str | None = None
+    ) -> None:
         """Note that ``key`` is wrong; the same sentence about the same key is noted once."""
-        problem = Problem(key, text, place)
+        problem = Problem(key, text, place, field)
         if problem not in self._all:
             self._all.append(problem)
 
     def bad_keys(self) -> set[str]:
         """The top-level keys that have a problem: rules about them would only repeat it."""
-        return {problem.key.split(".")[0] for problem in self._all}
+        return {problem.field or problem.key.split(".")[0] for problem in self._all}
 
     def message(self) -> str:
         """All problems, grouped by file in the order of the files, by line within one."""

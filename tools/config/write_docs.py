@@ -1,0 +1,138 @@
+#!/usr/bin/env python
+"""Write configs/neox_arguments.md from the fields' own types, defaults and texts.
+
+python tools/config/write_docs.py            # write it
+python tools/config/write_docs.py --check    # only say whether it is up to date
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from megatron.neox_arguments.known_keys import (  # noqa: E402 - needs ROOT on the path first
+    ALIASES,
+    IGNORED,
+    REFUSED,
+    RUNTIME,
+    SHORTHANDS,
+    OtherKey,
+)
+from megatron.neox_arguments.registry import FIELDS, SECTIONS  # noqa: E402
+from megatron.neox_arguments.typed import describe  # noqa: E402
+from megatron.neox_arguments.values import thaw  # noqa: E402
+
+TARGET = ROOT / "configs" / "neox_arguments.md"
+
+HEAD = """\
+# Every key
+
+Made by `python tools/config/write_docs.py` from `megatron/neox_arguments/`; do not edit.
+
+A key of GPT-NeoX is in one of three states here. It *works*: it stands in one of the sections below. It is
+*ignored*: accepted, and named once at the start with the reason. Or it is *refused*: it asks for something
+that is not here, and the run does not start. Keys may be written with `-` or `_`.
+"""
+
+
+def field_texts(cls: type[Any]) -> dict[str, str]:
+    """The text below each field of a section, from its source.
+
+    Raises:
+        SystemExit: a field has none.
+    """
+    definition = ast.parse(inspect.getsource(cls)).body[0]
+    assert isinstance(definition, ast.ClassDef)
+    texts: dict[str, str] = {}
+    for item, following in zip(definition.body, definition.body[1:], strict=False):
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+            is_text = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+            if not is_text:
+                raise SystemExit(f"{cls.__name__}.{item.target.id} has no text below it")
+            assert isinstance(following, ast.Expr)
+            assert isinstance(following.value, ast.Constant)
+            texts[item.target.id] = " ".join(str(following.value.value).split())
+    return texts
+
+
+def shown_default(value: Any) -> str:
+    """A default as YAML would have it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(thaw(value)).replace("'", '"')
+
+
+def section_table(name: str, cls: type[Any]) -> list[str]:
+    """One section as a table."""
+    summary = " ".join((inspect.getdoc(cls) or "").split())
+    lines = [
+        f"## {name}",
+        "",
+        summary,
+        "",
+        "| key | type | default | meaning |",
+        "|---|---|---|---|",
+    ]
+    texts = field_texts(cls)
+    for item in dataclasses.fields(cls):
+        kind = describe(FIELDS[item.name].annotation).replace(", or null", "")
+        cells = (f"`{item.name}`", kind, f"`{shown_default(item.default)}`", texts[item.name])
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return [*lines, ""]
+
+
+def other_table(title: str, keys: dict[str, OtherKey]) -> list[str]:
+    """Ignored or refused keys, those with one reason in one row."""
+    by_reason: dict[str, list[str]] = {}
+    for key, other in keys.items():
+        by_reason.setdefault(other.why, []).append(f"`{key}`")
+    lines = [f"## {title}", "", "| keys | why |", "|---|---|"]
+    lines += [f"| {', '.join(names)} | {why} |" for why, names in by_reason.items()]
+    return [*lines, ""]
+
+
+def document() -> str:
+    """The whole page."""
+    lines = [HEAD]
+    for name, cls in SECTIONS.items():
+        lines += section_table(name, cls)
+    lines += ["## other names", "", "| key | the same as |", "|---|---|"]
+    lines += [f"| `{alias}` | `{key}` |" for alias, key in ALIASES.items()]
+    lines += [f"| `{key}` | `{'.'.join(path)}` |" for key, path in SHORTHANDS.items()]
+    lines += ["", "## known at run time only", ""]
+    lines += ["One that is written in a file is compared with the run, not obeyed.", ""]
+    lines += [f"- `{key}`: {text}" for key, text in RUNTIME.items()]
+    lines += ["", *other_table("ignored", IGNORED), *other_table("refused", REFUSED)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if it is stale")
+    options = parser.parse_args()
+    text = document()
+    if not options.check:
+        TARGET.write_text(text, encoding="utf-8")
+        print(f"wrote {TARGET.relative_to(ROOT)}")
+        return 0
+    if TARGET.exists() and TARGET.read_text(encoding="utf-8") == text:
+        return 0
+    print(
+        f"{TARGET.relative_to(ROOT)} is stale: run python tools/config/write_docs.py",
+        file=sys.stderr,
+    )
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
