@@ -119,7 +119,8 @@ class GPT2Model(nn.Module):
 
     def _blocks(self, x: Tensor, cache: KVCache | None, positions: Tensor | None) -> Tensor:
         """The transformer layers: [b, s, h] -> [b, s, h]."""
-        blocks = self.sequential[layout.FIRST_BLOCK : layout.after_blocks(self.num_layers)]
+        end = layout.after_blocks(self.model_args.num_layers)
+        blocks = list(self.sequential)[layout.FIRST_BLOCK : end]
         if not (self.checkpoint_activations and self.training):
             for block in blocks:
                 x = block(x, cache, positions)
@@ -152,8 +153,3 @@ class GPT2Model(nn.Module):
     def max_positions(self) -> int:
         """Longest sequence, in tokens, that the model knows positions for."""
         return self.model_args.max_position_embeddings
-
-    @property
-    def num_layers(self) -> int:
-        """L, the number of transformer layers."""
-        return len(self.sequential) - 5

@@ -56,10 +56,13 @@ class RotaryTable:
     def _table(self, device: torch.device) -> Angles:
         table = self._tables.get(device)
         if table is None or table.cos.size(0) < self._length:
-            exponents = torch.arange(0, self.width, 2, device=device).float() / self.width
-            positions = torch.arange(self._length, device=device).float()
-            radians = torch.outer(positions, 1.0 / (self._base**exponents))
-            table = self._tables[device] = Angles(radians.cos(), radians.sin())
+            # A table first asked for by generation must serve training afterwards, which keeps it
+            # for the backward pass: inference tensors cannot be kept.
+            with torch.inference_mode(False):
+                exponents = torch.arange(0, self.width, 2, device=device).float() / self.width
+                positions = torch.arange(self._length, device=device).float()
+                radians = torch.outer(positions, 1.0 / (self._base**exponents))
+                table = self._tables[device] = Angles(radians.cos(), radians.sin())
         return table
 
 

@@ -176,6 +176,14 @@ def test_no_half_precision_product_runs_without_native_kernels(
     assert len([name for name, _ in kinds if "mm" in name]) >= 1
 
 
+def test_training_goes_on_after_inference() -> None:
+    model = tiny_model()
+    with torch.inference_mode():
+        model(TOKENS[:, :-1])
+    _, gradients = loss_and_gradients(model)
+    assert gradients
+
+
 def test_only_gives_the_logits_of_one_token_a_row() -> None:
     model = tiny_model()
     whole = model(TOKENS)

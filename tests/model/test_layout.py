@@ -67,6 +67,18 @@ def test_names_without_biases_and_with_rms_norms() -> None:
     assert "sequential.2.input_layernorm.bias" not in names(use_bias_in_norms=False)
 
 
+def test_the_layer_list() -> None:
+    layers = tiny_model(num_layers=3, no_weight_tying=True).sequential
+    kinds = {index: type(layer).__name__ for index, layer in enumerate(layers)}
+    assert kinds.pop(layout.EMBEDDING) == "Embedding"
+    assert kinds.pop(layout.final_norm(3)) == "FinalNorm"
+    assert kinds.pop(layout.head(3)) == "Head"
+    for index in (layout.BEFORE_BLOCKS, layout.after_blocks(3)):
+        assert kinds.pop(index) == "Identity"
+    assert kinds == {2: "TransformerLayer", 3: "TransformerLayer", 4: "TransformerLayer"}
+    assert min(kinds) == layout.FIRST_BLOCK
+
+
 def test_shapes_with_grouped_heads_and_a_gated_mlp() -> None:
     model = tiny_model(num_kv_heads=2, activation="swiglu", intermediate_size=144)
     shapes = {n.split(".", 2)[2]: tuple(p.shape) for n, p in model.named_parameters() if ".2." in n}
