@@ -1,0 +1,249 @@
+"""Whole steps, with and without workers: same batches, own errors, no orphans."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from token_files import data_args, letters, write_documents
+
+from megatron.data.datasets import SampleDataset, build_datasets
+from megatron.data.loader import build_step_loader
+from megatron.data.splits import SampleCounts
+from megatron.errors import DataError
+from megatron.runtime.world import World
+from tests.support.ranks import run_ranks
+
+
+def batch(micro: int, accumulation: int, ranks: int = 1) -> SimpleNamespace:
+    return SimpleNamespace(
+        global_batch_size=micro * accumulation * ranks,
+        micro_batch_size=micro,
+        gradient_accumulation_steps=accumulation,
+        data_parallel_size=ranks,
+    )
+
+
+def dataset(prefix: Path, vocab_size: int | None = None) -> SampleDataset:
+    split = build_datasets(
+        data_args(prefix),
+        seq_length=8,
+        seed=1,
+        wanted=SampleCounts(64, 0, 0),
+        world=World(),
+    ).train
+    assert split is not None
+    split.vocab_size = vocab_size
+    return split
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> SampleDataset:
+    return dataset(write_documents(tmp_path / "d", letters(60)))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_steps_are_the_samples_of_the_counter(train: SampleDataset, workers: int) -> None:
+    sizes = batch(micro=2, accumulation=3, ranks=2)
+    loader = build_step_loader(
+        train, first_sample=5, num_steps=4, batch=sizes, data_rank=1, num_workers=workers
+    )
+    steps = list(loader)
+    loader.close()
+    assert [(step.first_sample, step.num_samples) for step in steps] == [
+        (5, 12),
+        (17, 12),
+        (29, 12),
+        (41, 12),
+    ]
+    for step in steps:
+        c = step.first_sample
+        numbers = [[c + 2, c + 3], [c + 6, c + 7], [c + 10, c + 11]]
+        assert step.tokens.dtype == torch.int64
+        assert step.tokens.tolist() == [[train[n].tolist() for n in row] for row in numbers]
+        assert step.loss_mask.shape == (3, 2, 8)
+        assert step.loss_mask.dtype == torch.bool
+        assert bool(step.loss_mask.all())
+    assert list(loader) == []
+
+
+def test_the_stream_is_the_same_on_any_layout_and_after_a_restart(train: SampleDataset) -> None:
+    def stream(sizes: SimpleNamespace, first: int, steps: int) -> list[list[int]]:
+        loaders = [
+            build_step_loader(
+                train,
+                first_sample=first,
+                num_steps=steps,
+                batch=sizes,
+                data_rank=rank,
+                num_workers=0,
+            )
+            for rank in range(sizes.data_parallel_size)
+        ]
+        rows: list[list[int]] = []
+        for parts in zip(*loaders, strict=True):
+            rows += torch.stack([part.tokens for part in parts], dim=1).reshape(-1, 9).tolist()
+        return rows
+
+    whole = stream(batch(8, 1), 0, 6)
+    assert stream(batch(2, 4), 0, 6) == whole
+    assert stream(batch(2, 2, ranks=2), 0, 6) == whole
+    assert stream(batch(1, 2, ranks=4), 0, 6) == whole
+    assert stream(batch(8, 1), 0, 2) + stream(batch(4, 1, ranks=2), 16, 4) == whole
+
+
+def test_what_follows_the_end_of_a_document_is_masked(tmp_path: Path) -> None:
+    train = dataset(write_documents(tmp_path / "d", [[5, 6, 0]] * 200))
+    for eod, workers in [(0, 0), (None, 0)]:
+        (step,) = build_step_loader(
+            train,
+            first_sample=0,
+            num_steps=1,
+            batch=batch(4, 1),
+            data_rank=0,
+            num_workers=workers,
+            eod_id=eod,
+        )
+        masked = step.tokens[..., :-1] == 0
+        assert 8 <= int(masked.sum()) <= 12
+        assert torch.equal(~step.loss_mask, masked if eod == 0 else torch.zeros_like(masked))
+
+
+def test_asking_beyond_the_end_is_refused(train: SampleDataset) -> None:
+    last = len(train) // 8
+    build_step_loader(
+        train, first_sample=0, num_steps=last, batch=batch(8, 1), data_rank=0, num_workers=0
+    )
+    with pytest.raises(DataError, match=f"has {len(train)} samples, the samples 8 to"):
+        build_step_loader(
+            train, first_sample=8, num_steps=last, batch=batch(8, 1), data_rank=0, num_workers=0
+        )
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_id_beyond_the_vocabulary_is_said_with_its_place(tmp_path: Path, workers: int) -> None:
+    documents = letters(60)
+    documents[41][3] = 700
+    train = dataset(write_documents(tmp_path / "d", documents), vocab_size=660)
+    loader = build_step_loader(
+        train, first_sample=0, num_steps=8, batch=batch(8, 1), data_rank=0, num_workers=workers
+    )
+    with pytest.raises(DataError) as caught:
+        list(loader)
+    loader.close()
+    assert "token 3 of document 41 has the id 700" in str(caught.value)
+    assert len(str(caught.value).splitlines()) <= 10
+
+
+def test_workers_leave_the_default_generator_alone(train: SampleDataset) -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    loader = build_step_loader(
+        train, first_sample=0, num_steps=2, batch=batch(2, 1), data_rank=0, num_workers=1
+    )
+    next(loader)
+    assert torch.equal(torch.rand(3), expected)
+    loader.close()
+
+
+def workers_of(pid: int) -> list[int]:
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += [int(child) for child in (task / "children").read_text().split()]
+    return found
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def gone(pids: list[int], seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while any(map(is_running, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not any(map(is_running, pids))
+
+
+def test_closing_ends_the_workers_and_signals_to_stop_do_not(train: SampleDataset) -> None:
+    before = set(workers_of(os.getpid()))
+    loader = build_step_loader(
+        train, first_sample=0, num_steps=30, batch=batch(2, 1), data_rank=0, num_workers=2
+    )
+    first = next(loader)
+    workers = sorted(set(workers_of(os.getpid())) - before)
+    assert len(workers) == 2
+    for pid in workers:
+        os.kill(pid, signal.SIGTERM)
+        os.kill(pid, signal.SIGINT)
+    rest = [next(loader) for _ in range(20)]
+    assert [step.first_sample for step in [first, *rest]] == list(range(0, 42, 2))
+    loader.close()
+    assert gone(workers)
+    assert list(loader) == []
+
+
+PARENT = """
+import sys
+sys.path[:0] = [{tests!r}, {root!r}]
+from pathlib import Path
+from test_loader import batch, dataset, workers_of
+from megatron.data.loader import build_step_loader
+loader = build_step_loader(dataset(Path({prefix!r})), first_sample=0, num_steps=30, batch=batch(2, 1),
+                           data_rank=0, num_workers=2)
+next(loader)
+import os, time
+print(*workers_of(os.getpid()), flush=True)
+time.sleep(60)
+"""
+
+
+def test_workers_die_with_their_parent(tmp_path: Path) -> None:
+    prefix = write_documents(tmp_path / "d", letters(60))
+    tests = Path(__file__).parent
+    program = PARENT.format(tests=str(tests), root=str(tests.parents[1]), prefix=str(prefix))
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        workers = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(workers) >= 2
+        parent.kill()
+    assert gone(workers, 2.0)
+
+
+def read_with_workers(world: World, prefix: Path) -> list[list[list[list[int]]]]:
+    """Forked while this process has gloo's threads and traffic on them."""
+    torch.distributed.all_reduce(torch.ones(1000))
+    loader = build_step_loader(
+        dataset(prefix),
+        first_sample=0,
+        num_steps=4,
+        batch=batch(2, 1, ranks=2),
+        data_rank=world.rank,
+        num_workers=2,
+    )
+    steps = []
+    for step in loader:
+        torch.distributed.all_reduce(torch.ones(1000))
+        steps.append(step)
+    loader.close()
+    return [step.tokens.tolist() for step in steps]
+
+
+@pytest.mark.ranks
+def test_workers_of_two_ranks_beside_collectives(train: SampleDataset) -> None:
+    prefix = Path(train.data.prefix)
+    first, second = run_ranks(2, read_with_workers, prefix)
+    for step in range(4):
+        c = 4 * step
+        assert first[step] == [[train[c].tolist(), train[c + 1].tolist()]]
+        assert second[step] == [[train[c + 2].tolist(), train[c + 3].tolist()]]
