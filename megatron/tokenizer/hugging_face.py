@@ -16,11 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from megatron.errors import TokenizerError
-from megatron.tokenizer.abstract import Tokenizer
+from megatron.tokenizer.abstract import TokenBatch, Tokenizer
+from megatron.tokenizer.long_texts import groups, may_be_cut, pieces
 from megatron.tokenizer.vocab_files import fingerprint, parse_json_object, read_bytes
 
 # In this order the first that the vocabulary holds ends a document; GPT-NeoX knows the first only.
@@ -54,6 +56,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self._vocab_size = max(vocab.values()) + 1
         self._eod = next((vocab[t] for t in _EOD_TOKENS if t in vocab), None)
         self._pad = next((vocab[t] for t in _PAD_TOKENS if t in vocab), None)
+        self._may_be_cut = may_be_cut(engine)
 
     @property
     def vocab_size(self) -> int:
@@ -74,6 +77,19 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def fingerprint(self) -> str:
         return self._content
+
+    def tokenize_packed(self, texts: Sequence[str]) -> TokenBatch:
+        """As the base class, in little memory however long the texts are where that can be."""
+        if not texts:
+            return super().tokenize_packed(texts)
+        cut = [list(pieces(text)) if self._may_be_cut else [text] for text in texts]
+        flat = [piece for of_text in cut for piece in of_text]
+        parts = [super(HuggingFaceTokenizer, self).tokenize_packed(group) for group in groups(flat)]
+        firsts = np.cumsum([0, *(len(of_text) for of_text in cut[:-1])])
+        lengths = np.concatenate([part.lengths for part in parts])
+        return TokenBatch(
+            np.concatenate([part.tokens for part in parts]), np.add.reduceat(lengths, firsts)
+        )
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         # The fast form leaves out character offsets and gives the same ids.

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import models, normalizers, pre_tokenizers
 
 from megatron.errors import TokenizerError
-from megatron.tokenizer import TOKENIZER_TYPES, build_tokenizer, padded_vocab_size
+from megatron.tokenizer import TOKENIZER_TYPES, build_tokenizer, long_texts, padded_vocab_size
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
 GPT2 = (str(ASSETS / "gpt2/vocab.json"), str(ASSETS / "gpt2/merges.txt"))
@@ -85,3 +88,46 @@ def test_padded_size(size: int, divisible_by: int, parallel: int, padded: int) -
     assert padded_vocab_size(size, divisible_by, parallel) == padded
     with pytest.raises(ValueError, match="divisible_by is 0"):
         padded_vocab_size(size, 0, parallel)
+
+
+def test_long_texts_are_cut_without_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = ASSETS.parents[1] / "tools/quickstart/corpus.jsonl"
+    with open(corpus, encoding="utf-8", newline="\n") as rows:
+        documents = [json.loads(next(rows))["text"][:30_000] for _ in range(8)]
+    awkward = (
+        "a  b\n\n c1 's d <|endoftext|>  e\u0301 \u0301f  \t g_ h\u00a0 i\u2028 j    \x1c k " * 40
+    )
+    texts = [*documents, "", awkward, awkward[::-1], "x" * 500, " " * 500]
+    monkeypatch.setattr(long_texts, "PIECE_CHARACTERS", 3)
+    monkeypatch.setattr(long_texts, "GROUP_CHARACTERS", 50)
+    neox = build_tokenizer("HFTokenizer", str(ASSETS / "neox20b/20B_tokenizer.json"))
+    for tokenizer in (BPE, build_tokenizer("HFGPT2Tokenizer", *GPT2), neox):
+        packed = tokenizer.tokenize_packed(texts)
+        ids = tokenizer.tokenize_batch(texts)
+        assert packed.lengths.tolist() == [len(i) for i in ids]
+        assert packed.tokens.tolist() == [token for i in ids for token in i]
+    assert "".join(long_texts.pieces(awkward)) == awkward
+    assert len(list(long_texts.pieces(awkward))) > 100
+
+
+def byte_level() -> tokenizers.Tokenizer:
+    engine = tokenizers.Tokenizer(models.BPE())
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return engine
+
+
+def test_which_tokenizers_may_be_cut() -> None:
+    assert long_texts.may_be_cut(byte_level())
+    composing = byte_level()
+    composing.normalizer = normalizers.NFC()
+    assert long_texts.may_be_cut(composing)
+    others = [byte_level() for _ in range(6)]
+    others[0].pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    others[1].pre_tokenizer = pre_tokenizers.Whitespace()
+    others[2].normalizer = normalizers.Strip()
+    others[3].add_tokens(["two words"])
+    others[4].add_tokens([tokenizers.AddedToken("x", lstrip=True)])
+    others[5].pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    assert not any(long_texts.may_be_cut(engine) for engine in others)
+    words = tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    assert not long_texts.may_be_cut(words)
