@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import time
 from typing import Any
 
 from megatron.checkpointing import (
@@ -198,10 +198,11 @@ def _save(
     engine: Any,
     schedule: LRSchedule,
     state: RunState,
-) -> Path:
+) -> None:
     settings = args.checkpointing
     assert settings.save is not None
-    return save_checkpoint(
+    started = time.perf_counter()
+    folder = save_checkpoint(
         engine,
         save_dir=settings.save,
         step=state.step,
@@ -215,6 +216,7 @@ def _save(
         no_save_optim=settings.no_save_optim,
         config_hash=args.hash(),
     )
+    log.info("saved %s in %.1f s", folder, time.perf_counter() - started)
 
 
 def _layout(args: NeoXArgs, parts: Parts) -> dict[str, int | str]:

@@ -1,0 +1,88 @@
+"""Protects that the number of ranks changes neither which samples a step reads nor the loss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from megatron.data.datasets import build_datasets
+from megatron.data.loader import build_step_loader
+from megatron.data.splits import samples_wanted
+from megatron.mpu import ParallelGroups
+from megatron.neox_arguments import NeoXArgs
+from megatron.runtime.world import World
+from megatron.training.run import run_training
+from tests.support.ranks import run_ranks
+from tests.support.tiny import series, tiny_config, write_tokens
+
+STEPS, BATCH = 20, 8
+
+
+def read_and_train(world: World, config: dict[str, Any]) -> list[list[int]]:
+    """The numbers of the samples that each step reads, over all ranks in order; then train."""
+    args = NeoXArgs.from_dict(config, world_size=world.size)
+    batch = args.batch_sizes(world.size)
+    data = build_datasets(
+        args.data,
+        seq_length=args.model.seq_length,
+        seed=args.training.seed,
+        wanted=samples_wanted(STEPS, 10, 2, BATCH),
+        world=world,
+    )
+    assert data.train is not None
+    numbers = {data.train[i].tobytes(): i for i in range(STEPS * BATCH)}
+    assert len(numbers) == STEPS * BATCH, "the corpus must have no two equal samples"
+    loader = build_step_loader(
+        data.train,
+        first_sample=0,
+        num_steps=STEPS,
+        batch=batch,
+        data_rank=ParallelGroups(world).get_data_parallel_rank(),
+        num_workers=0,
+    )
+    order = []
+    for step in loader:
+        mine = [[numbers[row.numpy().tobytes()] for row in micro] for micro in step.tokens]
+        everyone = world.all_gather(mine)
+        # Micro-batch by micro-batch, rank by rank.
+        order.append([n for micro in zip(*everyone, strict=True) for part in micro for n in part])
+    run_training(args, world)
+    return order
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("layouts")
+    write_tokens(folder / "data" / "tiny", documents=120)
+    for ranks in (1, 2, 4):
+        place = str(folder / str(ranks))
+        config = tiny_config(
+            folder,
+            save=place,
+            load=None,
+            train_micro_batch_size_per_gpu=1,
+            train_batch_size=BATCH,
+            train_iters=STEPS,
+        )
+        for order in run_ranks(ranks, read_and_train, config):
+            expected = np.arange(STEPS * BATCH).reshape(STEPS, BATCH).tolist()
+            assert order == expected, f"{ranks} ranks"
+    return folder
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", ["train/lm_loss", "train/grad_norm", "validation/lm_loss"])
+def test_one_two_and_four_ranks_agree(runs: Path, name: str) -> None:
+    one = series(runs / "1", name)
+    assert len(one) == (STEPS if name.startswith("train") else 2)
+    for ranks in (2, 4):
+        assert series(runs / str(ranks), name) == pytest.approx(one, rel=1e-5), ranks
+
+
+@pytest.mark.ranks
+def test_the_loss_falls(runs: Path) -> None:
+    losses = series(runs / "1", "train/lm_loss")
+    assert losses[0] > losses[-1]
