@@ -1,7 +1,8 @@
 """Two ranks that save to a disk that is full and to one that is read-only: both mounted for real.
 
 Run as a program inside a private mount namespace (see ``test_real_disks.py``), with a folder to
-mount in. Prints what each rank saw as JSON.
+mount in. Prints what each rank saw as JSON. The program itself needs neither torch nor DeepSpeed:
+only its ranks import them.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from megatron.checkpointing import find_checkpoint
-from megatron.runtime.world import World
-from tests.checkpointing.engines import error_of, make_engine, save, train
 from tests.support.ranks import run_ranks
+
+if TYPE_CHECKING:
+    from megatron.runtime.world import World
 
 # A checkpoint of the tiny engine takes about 80 KiB here, most of it DeepSpeed's scripts.
 FULL_DISK_SIZE = "128k"
@@ -27,6 +28,9 @@ def mount(*arguments: str) -> None:
 
 
 def save_to_bad_disks(world: World, folder: str) -> dict[str, Any]:
+    from megatron.checkpointing import find_checkpoint
+    from tests.checkpointing.engines import error_of, make_engine, save, train
+
     full, read_only = Path(folder) / "full", Path(folder) / "read-only"
     engine = make_engine(1)
     train(engine, world, 0, 1)

@@ -1,0 +1,101 @@
+"""What DeepSpeed's files depend on is compared before DeepSpeed opens them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron.checkpointing import CheckpointInfo, EngineFacts, load_checkpoint
+from megatron.errors import CheckpointError
+from megatron.runtime.world import World
+from tests.checkpointing.folders_on_disk import make_manifest
+
+SAVED = EngineFacts(
+    world_size=2, data_parallel_size=2, model_parallel_size=1, zero_stage=1, precision="bfloat16"
+)
+
+
+class FakeEngine:
+    """Has the given facts; its loader notes what it was asked for."""
+
+    def __init__(self, facts: EngineFacts) -> None:
+        self.facts = facts
+        self.dp_world_size = facts.data_parallel_size
+        self.mp_world_size = facts.model_parallel_size
+        self.asked: list[Any] = []
+        self.global_steps = 0
+        self.found: str | None = "path"
+
+    def zero_optimization_stage(self) -> int:
+        return self.facts.zero_stage
+
+    def bfloat16_enabled(self) -> bool:
+        return self.facts.precision == "bfloat16"
+
+    def fp16_enabled(self) -> bool:
+        return self.facts.precision == "fp16"
+
+    def load_checkpoint(self, folder: str, tag: str, load_optimizer_states: bool) -> Any:
+        self.asked.append((folder, tag, load_optimizer_states))
+        self.global_steps = 5
+        return self.found, {}
+
+
+def load(now: EngineFacts, load_optim: bool = True, step: int = 5, **manifest: Any) -> FakeEngine:
+    engine = FakeEngine(now)
+    content = make_manifest(step, **({"engine": SAVED} | manifest))
+    info = CheckpointInfo(Path("/x/global_step5"), step, content)
+    state = load_checkpoint(engine, info, world=World(), load_optim=load_optim)
+    assert state == content.state
+    return engine
+
+
+@pytest.mark.parametrize(
+    ("changes", "saved", "says"),
+    [
+        ({"data_parallel_size": 4}, {}, "data_parallel_size 2, this run has 4"),
+        ({"zero_stage": 2}, {}, "zero_stage 1, this run has 2"),
+        ({"precision": "fp32"}, {}, "precision bfloat16, this run has fp32"),
+        ({}, {"has_optimizer": False}, "no optimizer state"),
+    ],
+)
+def test_what_the_optimizer_state_depends_on(
+    changes: dict[str, Any], saved: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(CheckpointError, match=says) as caught:
+        load(replace(SAVED, **changes), **saved)
+    assert "no_load_optim: true" in str(caught.value)
+    engine = load(replace(SAVED, **changes), load_optim=False, **saved)
+    assert engine.asked == [("/x", "global_step5", False)]
+
+
+def test_without_zero_any_number_of_data_ranks_will_do() -> None:
+    saved = replace(SAVED, zero_stage=0, precision="fp32")
+    engine = load(replace(saved, data_parallel_size=8, world_size=8), engine=saved)
+    assert engine.asked == [("/x", "global_step5", True)]
+
+
+@pytest.mark.parametrize("load_optim", [True, False])
+def test_split_weights_need_the_same_split(load_optim: bool) -> None:
+    with pytest.raises(CheckpointError, match="model_parallel_size 1\n  expected: 2"):
+        load(replace(SAVED, model_parallel_size=2), load_optim)
+
+
+def test_what_deepspeed_makes_of_it_is_checked() -> None:
+    with pytest.raises(CheckpointError, match="holds step 5; expected 6"):
+        load(SAVED, step=6)
+    engine = FakeEngine(SAVED)
+    engine.found = None
+    info = CheckpointInfo(Path("/x/global_step5"), 5, make_manifest(5, engine=SAVED))
+    with pytest.raises(CheckpointError, match="found nothing to load"):
+        load_checkpoint(engine, info, world=World())
+
+
+def test_a_foreign_checkpoint_does_not_get_there() -> None:
+    engine = FakeEngine(SAVED)
+    with pytest.raises(CheckpointError, match="finetune: true"):
+        load_checkpoint(engine, CheckpointInfo(Path("/x/global_step5"), 5, None), world=World())
+    assert engine.asked == []
