@@ -120,6 +120,22 @@ class IndexMaps:
         """Equal where recipe and content are."""
         return _hash_of({part: self.manifest[part] for part in ("key", "recipe", "arrays")})
 
+    def verify(self) -> None:
+        """Read every byte and compare it with the checksums of the manifest.
+
+        Raises:
+            DataError: something differs.
+        """
+        for name in ARRAY_NAMES:
+            entry = self.manifest["arrays"][name]
+            path = self.folder / entry["file"]
+            found = _content_hash(map_file(path))
+            if found != entry["sha256"]:
+                raise DataError(
+                    f"{path}: SHA-256 is {found}, {MANIFEST} says {entry['sha256']}: the file is "
+                    f"damaged; remove the folder {self.folder}, it is built again"
+                )
+
 
 class IndexStore:
     """The folder ``root`` of index maps. Nothing is written before something is built."""
@@ -167,23 +183,6 @@ class IndexStore:
         }
         with new_file(folder / MANIFEST) as file:
             file.write(json.dumps(manifest, indent=1).encode())
-
-    def verify(self, recipe: IndexRecipe) -> None:
-        """Read everything published for ``recipe`` and compare it with its checksums.
-
-        Raises:
-            DataError: a byte differs, or the maps are not there.
-        """
-        maps = self.open(recipe)
-        for name in ARRAY_NAMES:
-            entry = maps.manifest["arrays"][name]
-            path = maps.folder / entry["file"]
-            found = _content_hash(map_file(path))
-            if found != entry["sha256"]:
-                raise DataError(
-                    f"{path}: SHA-256 is {found}, {MANIFEST} says {entry['sha256']}: the file is "
-                    f"damaged; remove the folder {maps.folder}, it is built again"
-                )
 
     def fingerprint(self, data: MMapIndexedDataset) -> str:
         """SHA-256 of the ``.idx`` file of ``data``; its content is checked before it is trusted.

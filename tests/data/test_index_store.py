@@ -18,7 +18,7 @@ from token_files import data_args, letters, write_documents
 from megatron.data import index_store
 from megatron.data.datasets import DataSplits, build_datasets
 from megatron.data.index_maps import ARRAY_NAMES
-from megatron.data.index_store import IndexRecipe, IndexStore
+from megatron.data.index_store import IndexRecipe
 from megatron.data.splits import SampleCounts
 from megatron.errors import DataError, NeoXError
 from megatron.runtime import fs_barrier
@@ -162,15 +162,14 @@ def test_damaged_maps_are_built_again(prefix: Path, damage: str) -> None:
 
 
 def test_verify_compares_every_byte(prefix: Path) -> None:
-    start(prefix)
-    store, folder = IndexStore(prefix.parent / "index_store"), the_maps(prefix)
-    recipe = IndexRecipe(**json.loads((folder / "manifest.json").read_bytes())["recipe"])
-    store.verify(recipe)
-    with open(folder / "doc_idx.npy", "r+b") as file:
+    train = start(prefix).train
+    assert train is not None
+    train.maps.verify()
+    with open(the_maps(prefix) / "doc_idx.npy", "r+b") as file:
         file.seek(-4, os.SEEK_END)
         file.write(b"\x01\x00\x00\x01")
     with pytest.raises(DataError, match=r"doc_idx.npy: SHA-256 is"):
-        store.verify(recipe)
+        train.maps.verify()
 
 
 def test_the_index_goes_to_the_cache_folder_where_one_is_named(

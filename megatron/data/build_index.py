@@ -1,0 +1,93 @@
+"""Build the index maps of a configuration ahead of the job, so that it starts warm.
+
+On a cluster this can be done on a login node, without GPUs: the job's first start then finds
+everything in place, under the same key, and builds nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from megatron import logging as neox_logging
+from megatron.data.datasets import DataSplits, build_datasets, store_of
+from megatron.data.splits import samples_wanted
+from megatron.neox_arguments import NeoXArgs
+from megatron.neox_arguments.arguments_cli import add_config_arguments, args_from_cli
+from megatron.runtime.world import World
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command line of ``tools/datasets/build_index.py``."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_config_arguments(parser)
+    parser.add_argument(
+        "--world-size",
+        type=int,
+        metavar="N",
+        help="ranks of the job, which its batch size depends on where train_batch_size is not given; "
+        "default: num_gpus x num_nodes of the configuration, else 1",
+    )
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="read the index maps and compare them with their checksums",
+    )
+    parsed = parser.parse_args(argv)
+    neox_logging.configure(rank=0)
+    args = args_from_cli(parsed)
+    ranks = parsed.world_size or (args.launch.num_gpus or 1) * max(1, args.launch.num_nodes)
+    sys.stdout.write(build_index(args, ranks, verify=parsed.verify) + "\n")
+
+
+def build_index(args: NeoXArgs, world_size: int, *, verify: bool = False) -> str:
+    """Build what is missing for a run of ``world_size`` ranks; returns what there is, for people.
+
+    Raises:
+        NeoXError: the configuration, the data or the index maps are not as they should be.
+    """
+    args.require("data_path", "train_iters", purpose="building the index")
+    assert args.training.train_iters is not None
+    batch = args.batch_sizes(world_size)
+    store = store_of(args.data)
+    before = {path.parent.name for path in store.root.glob("*/manifest.json")}
+    data = build_datasets(
+        replace(args.data, mmap_warmup=False),
+        seq_length=args.model.seq_length,
+        seed=args.training.seed,
+        wanted=samples_wanted(
+            args.training.train_iters,
+            args.training.eval_interval,
+            args.training.eval_iters,
+            batch.global_batch_size,
+        ),
+        world=World(),
+        data_parallel_size=batch.data_parallel_size,
+    )
+    return "\n".join(
+        [
+            f"{args.data.data_path}: {data.facts.documents:,} documents, {data.facts.tokens:,} tokens",
+            f"batch: {batch.explain()}",
+            *_lines(data, before, verify),
+        ]
+    )
+
+
+def _lines(data: DataSplits, before: set[str], verify: bool) -> list[str]:
+    lines = []
+    for split in (data.train, data.valid, data.test):
+        if split is None:
+            continue
+        facts, folder = data.facts.splits[split.name], split.maps.folder
+        state = "was there already" if folder.name in before else "built"
+        if verify:
+            split.maps.verify()
+            state += ", verified"
+        lines.append(
+            f"{split.name}: {facts.documents:,} documents, {facts.tokens:,} tokens, "
+            f"{facts.samples_per_epoch:,} samples an epoch; {facts.wanted:,} samples wanted, epochs: "
+            f"{facts.epochs:,}\n  {folder}: {state}"
+        )
+    return lines

@@ -1,0 +1,77 @@
+"""The index ahead of the job: what the tool builds is what the run looks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from token_files import letters, write_documents
+
+from megatron.data.build_index import main
+from megatron.data.datasets import build_datasets
+from megatron.data.splits import samples_wanted
+from megatron.errors import NeoXError
+from megatron.neox_arguments import NeoXArgs
+from megatron.runtime.world import World
+from tests.support.tiny import tiny_config
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    write_documents(tmp_path / "data" / "tiny", letters(40))
+    path = tmp_path / "config.yml"
+    path.write_text(
+        "\n".join(
+            f"{key}: {str(value).lower()}"
+            for key, value in tiny_config(tmp_path).items()
+            if isinstance(value, (int, float))
+        )
+        + f"\ndata_path: {tmp_path}/data/tiny\nsplit: 80,10,10\ntokenizer_type: CharLevelTokenizer\n"
+        + "optimizer: {type: Adam, params: {lr: 0.01}}\nprecision: fp32\n"
+    )
+    return path
+
+
+def test_a_run_finds_what_the_tool_built(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main([str(config), "--world-size", "2", "--verify"])
+    said = capsys.readouterr().out
+    assert "40 documents, 440 tokens" in said
+    assert said.count(": built, verified") == 3
+    main([str(config), "--world-size", "2"])
+    assert capsys.readouterr().out.count(": was there already") == 3
+
+    args = NeoXArgs.from_ymls([config])
+    training = args.training
+    assert training.train_iters is not None
+    store = config.parent / "data" / "index_store"
+    before = sorted(store.iterdir())
+    data = build_datasets(
+        args.data,
+        seq_length=args.model.seq_length,
+        seed=training.seed,
+        wanted=samples_wanted(
+            training.train_iters,
+            training.eval_interval,
+            training.eval_iters,
+            args.batch_sizes(2).global_batch_size,
+        ),
+        world=World(),
+        vocab_size=512,
+    )
+    assert data.test is not None
+    assert sorted(store.iterdir()) == before
+
+
+def test_damage_is_found(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main([str(config)])
+    (array, *_) = (config.parent / "data" / "index_store").glob("*/shuffle_idx.npy")
+    content = bytearray(array.read_bytes())
+    content[-1] ^= 1
+    array.write_bytes(content)
+    main([str(config)])
+    with pytest.raises(NeoXError, match="SHA-256"):
+        main([str(config), "--verify"])
+    with pytest.raises(NeoXError, match="train_iters"):
+        main([str(config), "--set", "train_iters=null"])
