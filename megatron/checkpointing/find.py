@@ -208,7 +208,11 @@ def _notes(root: Path, chosen: int, steps: dict[int, Path]) -> tuple[str, ...]:
             f"{root}: {_names(whole)} is newer, but latest names {folders.step_name(chosen)}, which "
             f"is used; --iteration {folders.step_of(whole[-1].name)} would choose the newest"
         )
-    cut = [name for name in folders.unfinished_saves(root) if (folders.step_of(name) or 0) > chosen]
+    cut = [
+        name
+        for name in folders.unfinished_saves(root)
+        if (folders.step_of(name) or 0) > chosen and not (root / name).exists()
+    ]
     if cut:
         notes.append(
             f"{root}: the save of {', '.join(cut)} was cut short and is ignored; using "

@@ -54,12 +54,11 @@ def step_folders(root: Path) -> dict[int, Path]:
 
 
 def unfinished_saves(root: Path) -> list[str]:
-    """Names of the steps whose saving (or removal) was cut short under ``root``."""
-    names = (entry.name.removeprefix(TEMPORARY_PREFIX) for entry in root.iterdir())
+    """The step folders under ``root`` whose saving (or removal) was cut short, by their names."""
     return sorted(
-        name
-        for name in names
-        if step_of(name) is not None and (root / (TEMPORARY_PREFIX + name)).is_dir()
+        entry.name.removeprefix(TEMPORARY_PREFIX)
+        for entry in root.iterdir()
+        if entry.name.startswith(f"{TEMPORARY_PREFIX}global_step") and entry.is_dir()
     )
 
 

@@ -125,31 +125,13 @@ def save_checkpoint(
             write. Nothing half-written stays, and earlier checkpoints are as they were.
     """
     place = _Place(Path(os.path.abspath(save_dir)), step)
-    if glob.escape(str(place.root)) != str(place.root):
-        raise CheckpointError(
-            f"save: {place.root}\n  found: one of the characters [ ] * ? in the path\n"
-            "  expected: none, because DeepSpeed searches folders by pattern\n"
-            "  to do: use another folder",
-            everywhere=True,
-        )
+    _refuse_patterns(place.root)
     leader = world.is_local_first if node_local else world.is_first
     flat_text = json.dumps(config_flat, indent=1, sort_keys=True, default=str)
     try:
         together(world, (lambda: _prepare(place)) if leader else None)
         together(world, lambda: _wait_until_visible(place.unfinished, None))
-        client_state = {"iteration": step}  # GPT-NeoX looks for it there
-        written = together(
-            world,
-            lambda: (
-                world.node_rank,
-                write_shards(
-                    engine,
-                    place.unfinished,
-                    client_state=client_state,
-                    with_optimizer=not no_save_optim,
-                ),
-            ),
-        )
+        written = together(world, lambda: _write_part(engine, place, world, not no_save_optim))
         configs = together(
             world, (lambda: _write_configs(place, config_files, flat_text)) if leader else None
         )
@@ -177,6 +159,16 @@ def save_checkpoint(
         _remove_outdated(place, keep_last)
     world.barrier()
     return place.final
+
+
+def _refuse_patterns(root: Path) -> None:
+    if glob.escape(str(root)) != str(root):
+        raise CheckpointError(
+            f"save: {root}\n  found: one of the characters [ * ? in the path\n"
+            "  expected: none, because DeepSpeed searches folders by pattern\n"
+            "  to do: use another folder",
+            everywhere=True,
+        )
 
 
 def _prepare(place: _Place) -> None:
@@ -212,6 +204,19 @@ def _wait_until_visible(path: Path, size: int | None) -> None:
             )
         time.sleep(pause)
         pause = min(1.0, pause * 1.5)
+
+
+def _write_part(
+    engine: Engine, place: _Place, world: World, with_optimizer: bool
+) -> tuple[int, dict[str, int]]:
+    """Write this rank's shards. Returns its node and its files: name → bytes."""
+    files = write_shards(
+        engine,
+        place.unfinished,
+        client_state={"iteration": place.step},  # GPT-NeoX looks for it there
+        with_optimizer=with_optimizer,
+    )
+    return world.node_rank, files
 
 
 def _write_configs(

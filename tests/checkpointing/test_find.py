@@ -124,14 +124,15 @@ def test_a_second_save_of_a_step_killed_between_its_renames(root: Path) -> None:
 def test_what_is_newer_than_latest_is_said(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     make_checkpoint(root, 30, manifest=False)
     make_checkpoint(root, 40)
-    (root / ".tmp-global_step50").mkdir()
+    for name in (".tmp-global_step50", ".tmp-global_step15", ".tmp-global_step40"):
+        (root / name).mkdir()
     info = find_checkpoint(root)
     assert info.step == 20
     assert len(info.notes) == 3
     text = caplog.text
     assert f"ignoring global_step30, which has no {MANIFEST_NAME}" in text
     assert "--iteration 40 would choose the newest" in text
-    assert "the save of global_step50 was cut short" in text
+    assert ": the save of global_step50 was cut short" in text
 
 
 def test_a_checkpoint_folder_itself_is_not_a_root(root: Path) -> None:
