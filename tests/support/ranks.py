@@ -134,6 +134,8 @@ def run_ranks(
 ) -> list[Any]:
     """Call ``function(world, *args)`` in ``size`` processes and return their values in rank order.
 
+    Return plain values or NumPy arrays: a tensor would be shared with a process that is gone.
+
     Raises:
         AssertionError: a rank raised, was killed, or did not end within ``timeout`` seconds.
     """

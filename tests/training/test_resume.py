@@ -15,7 +15,9 @@ from tests.support.ranks import run_ranks
 from tests.support.tiny import series, tiny_config, write_tokens
 
 EXACT = ("train/lm_loss", "train/learning_rate", "train/grad_norm", "validation/lm_loss")
-VARIANTS = [f"{precision}-zero{stage}" for precision, stage in product(("fp32", "bfloat16"), (0, 1))]
+VARIANTS = [
+    f"{precision}-zero{stage}" for precision, stage in product(("fp32", "bfloat16"), (0, 1))
+]
 
 
 def train_all(world: World, configs: list[dict[str, Any]]) -> list[int]:

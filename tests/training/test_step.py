@@ -1,0 +1,161 @@
+"""Protects the step: one loss for the whole global batch, and no update from what is no number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from megatron.data.loader import StepBatch
+from megatron.errors import TrainingError
+from megatron.neox_arguments import NeoXArgs
+from megatron.runtime.world import World
+from megatron.training.evaluate import total_loss
+from megatron.training.run import run_training
+from megatron.training.setup import build_engine, build_model, build_parts
+from megatron.training.step import StepSettings, train_step
+from tests.support.ranks import run_ranks
+from tests.support.tiny import series, tiny_config, write_tokens
+
+SEQ, MICRO, ACCUMULATION = 16, 2, 2
+
+
+def build(world: World, config: dict[str, Any]) -> tuple[Any, StepSettings]:
+    args = NeoXArgs.from_dict(config, world_size=world.size)
+    parts = build_parts(args, world)
+    engine = build_engine(args, parts, build_model(args, parts))
+    settings = StepSettings(
+        parts.device, parts.groups, seed=1, has_dropout=False, zero_stage=args.optim.zero_stage
+    )
+    return engine, settings
+
+
+def uneven_batch(rank: int) -> StepBatch:
+    """Rank 0 has many valid tokens, rank 1 few, and one micro-batch none at all."""
+    generator = torch.Generator().manual_seed(rank)
+    tokens = torch.randint(0, 256, (ACCUMULATION, MICRO, SEQ + 1), generator=generator)
+    mask = torch.rand(ACCUMULATION, MICRO, SEQ, generator=generator) < (0.9 if rank == 0 else 0.2)
+    if rank == 1:
+        mask[1] = False
+    return StepBatch(tokens, mask, first_sample=0, num_samples=8)
+
+
+def one_step_sgd(world: World, config: dict[str, Any], learning_rate: float) -> Any:
+    engine, settings = build(world, config)
+    before = {n: p.detach().numpy().copy() for n, p in engine.module.named_parameters()}
+    batch = uneven_batch(world.rank)
+    evaluated = total_loss(engine.module, [batch], settings.groups, settings.device)
+    result = train_step(engine, batch, settings, step=0, learning_rate=learning_rate)
+    after = {n: p.detach().numpy() for n, p in engine.module.named_parameters()}
+    moved = {n: (before[n] - after[n]) / learning_rate for n in before}
+    return result, evaluated, before, moved
+
+
+def sgd_config(folder: Path, stage: int) -> dict[str, Any]:
+    return tiny_config(
+        folder,
+        optimizer={"type": "SGD", "params": {"lr": 0.5}},
+        zero_optimization={"stage": stage},
+        weight_decay=0.0,
+        gradient_clipping=0.0,
+        train_batch_size=None,
+        gradient_accumulation_steps=ACCUMULATION,
+    )
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("stage", [0, 1])
+def test_the_gradient_is_that_of_the_mean_over_all_valid_tokens(tmp_path: Path, stage: int) -> None:
+    config = sgd_config(tmp_path, stage)
+    (result, evaluated, weights, moved), (other, *_) = run_ranks(2, one_step_sgd, config, 0.5)
+    assert result == other
+
+    # The same in one process and one batch, by torch alone.
+    args = NeoXArgs.from_dict(config, world_size=1)
+    model = build_model(args, build_parts(args, World()))
+    model.load_state_dict({n: torch.from_numpy(w) for n, w in weights.items()})
+    batches = [uneven_batch(0), uneven_batch(1)]
+    tokens = torch.cat([b.tokens.flatten(0, 1) for b in batches])
+    mask = torch.cat([b.loss_mask.flatten(0, 1) for b in batches])
+    logits = model(tokens[:, :-1])
+    losses = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none"
+    )
+    loss = (losses * mask.flatten()).sum() / mask.sum()
+    loss.backward()
+    grads = {n: p.grad for n, p in model.named_parameters()}
+    norm = torch.stack([g.norm() for g in grads.values()]).norm().item()
+
+    assert result.loss == pytest.approx(loss.item(), rel=1e-6)
+    assert result.grad_norm == pytest.approx(norm, rel=1e-5)
+    assert evaluated.tokens == int(mask.sum())
+    assert evaluated.mean == pytest.approx(loss.item(), rel=1e-6)
+    for name, grad in grads.items():
+        torch.testing.assert_close(
+            torch.from_numpy(moved[name]), grad, rtol=1e-3, atol=2e-6, msg=name
+        )
+
+
+def broken_steps(world: World, config: dict[str, Any]) -> list[tuple[str, bool]]:
+    """For a bad loss and a bad gradient: the error, and whether the weights stayed as they were."""
+    found = []
+    for broken in ("loss", "gradient"):
+        engine, settings = build(world, config)
+        model = engine.module
+        head = model.sequential[-1].final_linear.weight
+        if broken == "loss" and world.rank == 1:
+            with torch.no_grad():  # one rank alone computes a loss that is no number
+                head[0, 0] = float("inf")
+        if broken == "gradient" and world.rank == 1:
+            head.register_hook(lambda gradient: gradient * float("nan"))
+        before = [p.detach().clone() for p in model.parameters()]
+        try:
+            train_step(engine, uneven_batch(0), settings, step=6, learning_rate=0.1)
+            said = "nothing"
+        except TrainingError as error:
+            said = str(error).splitlines()[0]
+        same = all(torch.equal(b, p) for b, p in zip(before, model.parameters(), strict=True))
+        found.append((said, same))
+    return found
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("stage", [0, 1])
+def test_what_is_no_number_stops_all_ranks_before_the_update(tmp_path: Path, stage: int) -> None:
+    for rank in run_ranks(2, broken_steps, sgd_config(tmp_path, stage)):
+        (loss, same_loss), (gradient, same_gradient) = rank
+        assert loss.startswith("step 7: the loss is "), loss
+        assert gradient.startswith("step 7: the gradient norm is "), gradient
+        assert same_loss
+        assert same_gradient
+
+
+def finetune(world: World, config: dict[str, Any]) -> int:
+    return run_training(NeoXArgs.from_dict(config, world_size=world.size), world).step
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("precision", ["fp32", "bfloat16"])
+def test_finetune_keeps_the_loaded_weights(tmp_path: Path, precision: str) -> None:
+    """Three steps at a learning rate of 0: the loss is that of the loaded weights, step after step."""
+    write_tokens(tmp_path / "data" / "tiny")
+    base = tiny_config(tmp_path, precision=precision)
+    assert run_ranks(2, finetune, base) == [20, 20]
+    (trained,) = series(tmp_path / "checkpoints", "test/lm_loss")
+    tuned = tmp_path / "tuned"
+    still = base | {
+        "finetune": True,
+        "save": str(tuned),
+        "train_iters": 3,
+        "eval_interval": 1,
+        "eval_same_samples": True,
+        "optimizer": {"type": "Adam", "params": {"lr": 0.0}},
+        "min_lr": 0.0,
+        "weight_decay": 0.0,
+    }
+    assert run_ranks(2, finetune, still) == [3, 3]
+    assert series(tuned, "test/lm_loss") == [trained]
+    assert len(set(series(tuned, "validation/lm_loss"))) == 1
+    assert series(tuned, "consumed_samples")[0] == 8
