@@ -72,6 +72,8 @@ def check_values(merged: Merged, problems: Problems) -> Checked:
 
 
 def _is_off(value: Any, key: OtherKey) -> bool:
+    if isinstance(value, dict) and value.get("enabled") is False:
+        return True
     return any(same_value(value, off) for off in key.off)
 
 

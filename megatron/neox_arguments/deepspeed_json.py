@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from megatron.neox_arguments.arguments import NeoXArgs
 
 _NOT_DEEPSPEEDS = {"deepspeed", "fp32_allreduce", "deepspeed_extra_args"}
-# DeepSpeed 0.19 refuses these even when they are switched off, which is all that gets this far.
-_REMOVED = {"curriculum_learning", "elasticity", "sparse_attention"}
 # DeepSpeed looks what is not its own up in torch.optim, where capitals matter.
 _OPTIMIZER_NAMES = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
 
@@ -39,7 +37,7 @@ def deepspeed_config(args: NeoXArgs, world_size: int) -> dict[str, Any]:
     }
     for item in dataclasses.fields(args.ds):
         value = getattr(args.ds, item.name)
-        if item.name not in _NOT_DEEPSPEEDS | _REMOVED and value is not None:
+        if item.name not in _NOT_DEEPSPEEDS and value is not None:
             config[item.name] = thaw(value)
     if args.model.precision == "bfloat16":
         config["bf16"] = {**config.get("bf16", {}), "enabled": True}

@@ -42,6 +42,7 @@ def read_files(
     seen: dict[Path, str] = {}
     for name in names:
         path = resolve(name, conf_dir)
+        problems.expect(str(path or name))
         if path is None:
             problems.add("", _missing(name, conf_dir), Place(str(name)))
             continue

@@ -18,7 +18,7 @@ class OtherKey:
 
     Attributes:
         why: the reason it is ignored, or what to do instead of what is refused.
-        off: the values that ask for nothing.
+        off: the values that ask for nothing; a group with `enabled: false` is another.
         refused: whether any other value stops the run.
     """
 
@@ -152,6 +152,13 @@ REFUSED: dict[str, OtherKey] = {
         False,
         keys="sparse_gradients",
     ),
+    **_refused(
+        "DeepSpeed no longer has it: take it out",
+        {},
+        keys="amp compression_training sparse_attention",
+    ),
+    **_refused("the batch keys set the batch: take it out", {}, keys="elasticity"),
+    **_refused("sequence lengths are fixed: take it out", {}, keys="curriculum_learning"),
     **_refused("give train_iters", keys="train_epochs"),
     **_refused(
         "one data set for now: preprocess into one and give data_path",
@@ -206,6 +213,7 @@ RUNTIME: dict[str, str] = {
 # Two names of one field: both may be written, with the same value.
 ALIASES: dict[str, str] = {
     "batch_size": "train_micro_batch_size_per_gpu",
+    "gas": "gradient_accumulation_steps",
     "clip_grad": "gradient_clipping",
     "bfloat16": "bf16",
 }
@@ -252,7 +260,7 @@ RENAMED: dict[str, str] = {
     "per_device_train_batch_size": "train_micro_batch_size_per_gpu",
     "global_batch_size": "train_batch_size",
     "grad_accumulation_steps": "gradient_accumulation_steps",
-    "gas": "gradient_accumulation_steps",
+    "mlp_type": "activation",
     "max_grad_norm": "gradient_clipping",
     "grad_clip": "gradient_clipping",
     "learning_rate": "lr",

@@ -143,31 +143,44 @@ def apply_overrides(merged: Merged, overrides: Iterable[str], problems: Problems
             problems.add(dotted, "given twice on the command line: keep one", place)
             continue
         seen.add(path)
-        value, texts = _override_value(
-            head if len(path) == 1 else "", text, dotted, place, problems
-        )
+        found = _override_value(head if len(path) == 1 else "", text)
+        if found is None:
+            problems.add(dotted, f"cannot read the value {shown(text)}: put it in quotes", place)
+            continue
+        value, texts = found
         if _put(merged.values, path, value, dotted, place, problems):
             merged.drop(path)
+            _drop_shorthands(merged, path)
             merged.places[path] = place
             for inner, written in texts.items():
                 merged.texts[path + inner] = written
 
 
-def _override_value(
-    key: str, text: str, dotted: str, place: Place, problems: Problems
-) -> tuple[Any, dict[KeyPath, str]]:
-    """The value of one override, and how its plain scalars were written."""
+def _override_value(key: str, text: str) -> tuple[Any, dict[KeyPath, str]] | None:
+    """The value of one override, and how its plain scalars were written; None if it cannot be read."""
     wants_text = key in FIELDS and takes_text(FIELDS[key].annotation)
     if wants_text and text not in ("null", "~", "None") and text[:1] not in ("'", '"'):
         return text, {}
-    found = Problems()
-    document = read_document(COMMAND_LINE, f"value: {text}", found)
-    if found:
-        problems.add(dotted, f"cannot read the value {shown(text)}: put it in quotes", place)
-        return None, {}
-    return document.values.get("value"), {
-        path[1:]: written for path, written in document.texts.items() if path[0] == "value"
-    }
+    problems = Problems()
+    document = read_document(COMMAND_LINE, f"value: {text}", problems)
+    if problems or document.values.keys() != {"value"}:
+        return None
+    texts = {path[1:]: written for path, written in document.texts.items()}
+    return document.values["value"], texts
+
+
+def _drop_shorthands(merged: Merged, path: KeyPath) -> None:
+    """A short name in a file gives way to the nested key that the command line has just set."""
+    for short, nested in SHORTHANDS.items():
+        shared = min(len(nested), len(path))
+        if short not in merged.values or nested[:shared] != path[:shared]:
+            continue
+        inside: Any = merged.values
+        for part in nested:
+            inside = inside.get(part) if isinstance(inside, dict) else None
+        if inside is not None:
+            del merged.values[short]
+            merged.drop((short,))
 
 
 def _put(

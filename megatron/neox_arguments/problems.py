@@ -50,6 +50,11 @@ class Problems:
 
     def __init__(self) -> None:
         self._all: list[Problem] = []
+        self._sources: dict[str, int] = {}
+
+    def expect(self, source: str) -> None:
+        """Messages name the sources in the order in which they are expected."""
+        self._sources.setdefault(source, len(self._sources))
 
     def __bool__(self) -> bool:
         return bool(self._all)
@@ -68,7 +73,7 @@ class Problems:
 
     def message(self) -> str:
         """All problems, grouped by file in the order of the files, by line within one."""
-        order: dict[str, int] = {}
+        order = dict(self._sources)
         for problem in self._all:
             order.setdefault(problem.place.source if problem.place else "", len(order))
 

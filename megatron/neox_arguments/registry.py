@@ -60,11 +60,18 @@ KNOWN_KEYS: frozenset[str] = frozenset(
 )
 
 
+def meant_key(key: str) -> str | None:
+    """The key that an unknown ``key`` most probably means, if any is near enough."""
+    if key in RENAMED:
+        return RENAMED[key]
+    return closest(key, KNOWN_KEYS) or RENAMED.get(closest(key, RENAMED) or "")
+
+
 def suggestion(key: str) -> str:
-    """What to say after an unknown ``key``: the key most probably meant, if there is one."""
+    """What to say after an unknown ``key``."""
     if key in RENAMED:
         return f"here it is called {RENAMED[key]}"
-    meant = closest(key, KNOWN_KEYS) or RENAMED.get(closest(key, RENAMED) or "")
+    meant = meant_key(key)
     return f"did you mean {meant}?" if meant else "configs/neox_arguments.md lists all keys"
 
 

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from megatron.neox_arguments.batch_sizes import BatchMismatch, data_parallel_size, solve_batch
-from megatron.neox_arguments.known_keys import RENAMED
 from megatron.neox_arguments.merging import Merged
 from megatron.neox_arguments.problems import Problems, shown
-from megatron.neox_arguments.registry import KNOWN_KEYS, field_default
+from megatron.neox_arguments.registry import KNOWN_KEYS, field_default, meant_key
 from megatron.neox_arguments.sections.model import ATTENTION_KINDS, expand_attention_config
 
 if TYPE_CHECKING:
@@ -54,9 +53,9 @@ def check_rules(
 ) -> list[str]:
     """Check every rule; returns the lines that a run should say once."""
     bad = problems.bad_keys()
-    meant = {RENAMED.get(key, "") for key in bad}
-    missing = [key for key in REQUIRED if getattr(args, key) is None and key not in bad | meant]
-    if missing and not bad - set(merged.values):
+    accounted_for = bad | {meant_key(key) for key in bad if key not in KNOWN_KEYS}
+    missing = [key for key in REQUIRED if getattr(args, key) is None and key not in accounted_for]
+    if missing:
         problems.add(", ".join(missing), "missing: every configuration needs them")
     for keys, rule in _RULES:
         needs_shape = any(key in REQUIRED for key in keys)
@@ -290,37 +289,34 @@ def _no_eval_tasks(args: NeoXArgs) -> Iterator[Finding]:
 # DeepSpeed's sections.
 
 _SWITCHED = {
-    "amp": "use precision: bfloat16",
     "torch_autocast": "use precision: bfloat16",
-    "curriculum_learning": "sequence lengths are fixed",
     "data_efficiency": "samples have one fixed order",
-    "elasticity": "train_batch_size and its companions set the batch",
     "autotuning": "not supported yet",
 }
-_WHOLE = {
-    "scheduler": "lr_decay_style, warmup and min_lr set the learning rate",
-    "sparse_attention": "not supported yet",
-    "compression_training": "not supported yet",
-}
+# DeepSpeed stops on these even where they ask for nothing.
+_REMOVED_FROM_DEEPSPEED = frozenset(
+    {"nebula", "quantize_training", "eigenvalue", "graph_harvesting", "progressive_layer_drop"}
+)
 
 
-@_rule("deepspeed", *_SWITCHED, *_WHOLE, "deepspeed_extra_args")
+@_rule("deepspeed", "scheduler", *_SWITCHED, "deepspeed_extra_args")
 def _deepspeed_fits(args: NeoXArgs) -> Iterator[Finding]:
     if not args.ds.deepspeed:
         yield "deepspeed", "is false, but training always runs through DeepSpeed: take it out"
+    if args.ds.scheduler:
+        yield "scheduler", "is refused: lr_decay_style, warmup and min_lr set the learning rate"
     for key, instead in _SWITCHED.items():
         group = getattr(args.ds, key)
         if group and group.get("enabled", True) is not False:
             yield key, f"is switched on, which is refused: {instead}"
-    for key, instead in _WHOLE.items():
-        if getattr(args.ds, key):
-            yield key, f"is refused: {instead}"
     for key in args.ds.deepspeed_extra_args or {}:
         if key in KNOWN_KEYS:
             yield (
                 f"deepspeed_extra_args.{key}",
                 "is a key of its own here: write it at the top level",
             )
+        elif key in _REMOVED_FROM_DEEPSPEED:
+            yield f"deepspeed_extra_args.{key}", "DeepSpeed no longer has it: take it out"
 
 
 # What a run should say once.

@@ -37,9 +37,9 @@ class Range:
     def __str__(self) -> str:
         parts = []
         if self.low != -math.inf:
-            parts.append(f"{'above' if self.open_low else 'from'} {self.low:g}")
+            parts.append(f"{'above' if self.open_low else 'from'} {self.low:.10g}")
         if self.high != math.inf:
-            parts.append(f"{'below' if self.open_high else 'up to'} {self.high:g}")
+            parts.append(f"{'below' if self.open_high else 'up to'} {self.high:.10g}")
         return " ".join(parts)
 
 
@@ -66,6 +66,14 @@ class Mismatch(Exception):
         self.path = path
 
 
+class _WrongType(Mismatch):
+    """Found one thing, expected another; the outermost annotation says best what was expected."""
+
+    def __init__(self, value: Any, annotation: Any, hint: str = "") -> None:
+        super().__init__(f"found {shown(value)}, expected {describe(annotation)}{hint}")
+        self.hint = hint
+
+
 def convert(value: Any, annotation: Any, text: str | None = None) -> Any:
     """``value`` as ``annotation`` wants it, frozen.
 
@@ -77,6 +85,13 @@ def convert(value: Any, annotation: Any, text: str | None = None) -> Any:
     Raises:
         Mismatch: it does not fit; the text says what was found and what was expected.
     """
+    try:
+        return _convert(value, annotation, text)
+    except _WrongType as wrong:
+        raise _WrongType(value, annotation, wrong.hint) from None
+
+
+def _convert(value: Any, annotation: Any, text: str | None) -> Any:
     origin = get_origin(annotation)
     if annotation is Any:
         return freeze(value)
@@ -90,7 +105,7 @@ def convert(value: Any, annotation: Any, text: str | None = None) -> Any:
         return _convert_list(value, annotation)
     if origin in (dict, Mapping):
         if not isinstance(value, dict):
-            raise _found(value, annotation)
+            raise _WrongType(value, annotation)
         return freeze(value)
     return _convert_scalar(value, annotation, text)
 
@@ -104,7 +119,12 @@ def _convert_scalar(value: Any, annotation: Any, text: str | None) -> Any:
         if isinstance(value, float) and value.is_integer() and abs(value) <= _MAX_EXACT:
             return int(value)  # 1e6
     if annotation is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if math.isfinite(number):
+            return number
     if annotation is str:
         if isinstance(value, str):
             return value
@@ -113,7 +133,7 @@ def _convert_scalar(value: Any, annotation: Any, text: str | None) -> Any:
     hint = ""
     if annotation in (int, float) and isinstance(value, str) and _is_number(value):
         hint = ": take the quotes off"
-    raise _found(value, annotation, hint)
+    raise _WrongType(value, annotation, hint)
 
 
 def _is_number(text: str) -> bool:
@@ -132,7 +152,7 @@ def _convert_annotated(value: Any, annotation: Any, text: str | None) -> Any:
     result = convert(value, base, text)
     for mark in marks:
         if isinstance(mark, Range) and not mark.holds(result):
-            raise _found(value, annotation)
+            raise _WrongType(value, annotation)
     return result
 
 
@@ -148,7 +168,7 @@ def _convert_union(value: Any, annotation: Any, text: str | None) -> Any:
             return convert(value, kind, text)
         except Mismatch:
             continue
-    raise _found(value, annotation)
+    raise _WrongType(value, annotation)
 
 
 def _convert_choice(value: Any, choices: tuple[Any, ...], not_yet: tuple[str, ...]) -> Any:
@@ -165,7 +185,7 @@ def _convert_choice(value: Any, choices: tuple[Any, ...], not_yet: tuple[str, ..
 def _convert_list(value: Any, annotation: Any) -> tuple[Any, ...]:
     item_type = get_args(annotation)[0]
     if not isinstance(value, list | tuple):
-        raise _found(value, annotation)
+        raise _WrongType(value, annotation)
     items = []
     for index, item in enumerate(value):
         try:
@@ -173,10 +193,6 @@ def _convert_list(value: Any, annotation: Any) -> tuple[Any, ...]:
         except Mismatch as mismatch:
             raise Mismatch(str(mismatch), (index, *mismatch.path)) from None
     return tuple(items)
-
-
-def _found(value: Any, annotation: Any, hint: str = "") -> Mismatch:
-    return Mismatch(f"found {shown(value)}, expected {describe(annotation)}{hint}")
 
 
 _NAMES = {

@@ -34,9 +34,6 @@ class DeepSpeedArgs:
     bf16: dict[str, Any] | None = None
     """DeepSpeed's bfloat16; `enabled` must agree with `precision`."""
 
-    amp: dict[str, Any] | None = None
-    """NVIDIA apex. `enabled: true` is refused: use `precision: bfloat16`."""
-
     torch_autocast: dict[str, Any] | None = None
     """Automatic casting. `enabled: true` is refused: use `precision: bfloat16`."""
 
@@ -85,20 +82,8 @@ class DeepSpeedArgs:
     aio: dict[str, Any] | None = None
     """DeepSpeed's asynchronous file access."""
 
-    curriculum_learning: dict[str, Any] | None = None
-    """Sequence lengths that grow. `enabled: true` is refused for now."""
-
     data_efficiency: dict[str, Any] | None = None
     """DeepSpeed's data sampling and routing. `enabled: true` is refused: samples have one fixed order."""
-
-    sparse_attention: dict[str, Any] | None = None
-    """DeepSpeed's sparse attention. Refused for now."""
-
-    elasticity: dict[str, Any] | None = None
-    """Batch sizes that change with the world. `enabled: true` is refused: the batch keys set them."""
-
-    compression_training: dict[str, Any] | None = None
-    """Quantisation and pruning while training. Refused for now."""
 
     autotuning: dict[str, Any] | None = None
     """DeepSpeed's search for settings. `enabled: true` is refused for now."""

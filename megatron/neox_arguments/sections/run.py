@@ -24,7 +24,7 @@ class TrainingArgs:
     exit_interval: PositiveInt | None = None
     """End the run, with a checkpoint if `save` is set, at the next step that is a multiple of this."""
 
-    seed: NonNegativeInt = 1234
+    seed: Annotated[int, Range(low=0, high=2**32 - 1)] = 1234
     """Seed of the weights, of the order of the samples and of dropout."""
 
     checkpoint_activations: bool = False
@@ -63,8 +63,8 @@ class CheckpointingArgs:
     checkpoint_scale: Literal["linear", "log"] = "linear"
     """Spacing of the checkpoints."""
 
-    extra_save_iters: tuple[PositiveInt, ...] | None = None
-    """Steps to save at beside those of `checkpoint_factor`."""
+    extra_save_iters: tuple[NonNegativeInt, ...] | None = None
+    """Steps to save at beside those of `checkpoint_factor`; 0 saves the untrained model."""
 
     keep_last_n_checkpoints: PositiveInt | None = None
     """Older checkpoints are deleted once the new one is whole. Default: keep all."""
@@ -92,7 +92,7 @@ class CheckpointingArgs:
     """`save` and `load` are on disks of the nodes' own. Also `checkpoint: {use_node_local_storage: true}`."""
 
     def save_steps(self, train_iters: int) -> frozenset[int]:
-        """The steps from 1 to ``train_iters`` after which a checkpoint is due, without the last one."""
+        """The steps up to ``train_iters`` after which a checkpoint is due, whatever the run ends with."""
         steps = {step for step in self.extra_save_iters or () if step <= train_iters}
         if self.checkpoint_factor is None:
             return frozenset(steps)

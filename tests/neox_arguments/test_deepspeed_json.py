@@ -1,0 +1,163 @@
+"""What is written reaches DeepSpeed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from megatron.neox_arguments import NeoXArgs
+from tests.support.small_config import small
+
+
+def deepspeed(world_size: int = 1, **changes: Any) -> dict[str, Any]:
+    config = NeoXArgs.from_dict(small(**changes)).deepspeed_config(world_size)
+    assert json.loads(json.dumps(config)) == config  # plain values only
+    return config
+
+
+# Case 10.
+
+
+@pytest.mark.parametrize(("written", "found"), [(1.0, 1.0), (0.0, 0.0), (..., 1.0)])
+def test_gradient_clipping_is_always_explicit(written: Any, found: float) -> None:
+    assert deepspeed(gradient_clipping=written)["gradient_clipping"] == found
+
+
+# Each at GPT-NeoX's default or another plausible value: equal to a default or not, it must arrive.
+WRITTEN: dict[str, list[Any]] = {
+    "prescale_gradients": [False, True],
+    "gradient_predivide_factor": [1.0, 2.0],
+    "steps_per_print": [10, 3],
+    "wall_clock_breakdown": [False, True],
+    "dump_state": [False, True],
+    "communication_data_type": ["fp32"],
+    "seq_parallel_communication_data_type": ["fp32"],
+    "fp16": [{"enabled": False, "loss_scale": 0, "hysteresis": 2}],
+    "bf16": [{"enabled": False}],
+    "torch_autocast": [{"enabled": False}],
+    "data_types": [{"grad_accum_dtype": "fp32"}],
+    "zero_optimization": [
+        {"stage": 0},
+        {
+            "stage": 1,
+            "allgather_bucket_size": 500000000,
+            "overlap_comm": True,
+            "contiguous_gradients": True,
+        },
+    ],
+    "zero_allow_untested_optimizer": [True],
+    "zero_force_ds_cpu_optimizer": [False],
+    "checkpoint": [{"tag_validation": "Warn"}],
+    "activation_checkpointing": [{"partition_activations": False}],
+    "memory_breakdown": [False],
+    "flops_profiler": [{"enabled": False, "profile_step": 1}],
+    "comms_logger": [{"enabled": True, "verbose": False}],
+    "tensorboard": [{"enabled": False}],
+    "wandb": [{"enabled": False}],
+    "csv_monitor": [{"enabled": True, "output_path": "x"}],
+    "aio": [{"block_size": 1048576}],
+    "data_efficiency": [{"enabled": False}],
+    "autotuning": [{"enabled": False}],
+    "train_batch_size": [2],
+    "train_micro_batch_size_per_gpu": [2],
+    "gradient_accumulation_steps": [1],
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [(key, value) for key, values in WRITTEN.items() for value in values]
+)
+def test_a_written_key_arrives_unchanged(key: str, value: Any) -> None:
+    assert deepspeed(**{key: value})[key] == value
+
+
+def test_every_key_of_the_deepspeed_section_is_tested_above() -> None:
+    from megatron.neox_arguments.registry import FIELDS
+
+    not_deepspeeds = {"deepspeed", "fp32_allreduce", "deepspeed_extra_args"}
+    keys = {key for key, spec in FIELDS.items() if spec.section == "ds"}
+    assert keys - not_deepspeeds - {"scheduler"} <= set(WRITTEN)
+
+
+def test_the_smallest_file_leaves_nothing_to_deepspeeds_defaults() -> None:
+    assert deepspeed(2, optimizer=..., zero_optimization=..., min_lr=0.0) == {
+        "train_batch_size": 4,
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 1,
+        "optimizer": {
+            "type": "Adam",
+            "params": {
+                "lr": 0.001,
+                "weight_decay": 0.1,
+                "betas": [0.9, 0.999],
+                "eps": 1e-8,
+                "torch_adam": True,
+            },
+        },
+        "gradient_clipping": 1.0,
+        "zero_optimization": {"stage": 0},
+        "steps_per_print": 10,
+        "wall_clock_breakdown": False,
+        "prescale_gradients": False,
+        "gradient_predivide_factor": 1.0,
+        "dump_state": False,
+    }
+
+
+def test_the_optimizer_as_written() -> None:
+    written = {
+        "type": "AdamW",
+        "params": {"lr": 0.002, "fused": False, "weight_decay": 0.05, "torch_adam": False},
+    }
+    config = deepspeed(optimizer=written)
+    assert config["optimizer"]["type"] == "AdamW"
+    assert config["optimizer"]["params"] == {
+        **written["params"],
+        "betas": [0.9, 0.999],
+        "eps": 1e-8,
+    }  # type: ignore[dict-item]
+
+
+def test_weight_decay_has_one_source() -> None:
+    args = NeoXArgs.from_dict(small(optimizer={"type": "Adam", "params": {"weight_decay": 0.05}}))
+    assert args.optim.weight_decay == 0.05
+    assert deepspeed(weight_decay=0.2)["optimizer"]["params"]["weight_decay"] == 0.2
+
+
+def test_sgd() -> None:
+    optimizer = {"type": "sgd", "params": {"lr": 0.1, "momentum": 0.9}}
+    config = deepspeed(optimizer=optimizer, zero_optimization={"stage": 1})
+    assert config["optimizer"] == {
+        "type": "SGD",
+        "params": {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1},
+    }
+    assert config["zero_allow_untested_optimizer"] is True
+
+
+def test_half_precision_switches_bf16_on_and_stage_0_to_1() -> None:
+    config = deepspeed(precision="bfloat16", zero_optimization={"stage": 0, "reduce_scatter": True})
+    assert config["bf16"] == {"enabled": True}
+    assert config["zero_optimization"] == {"stage": 1, "reduce_scatter": True}
+
+
+def test_keys_in_other_words() -> None:
+    config = deepspeed(
+        fp32_allreduce=True,
+        use_node_local_storage=True,
+        zero_reduce_bucket_size=1000,
+        deepspeed_extra_args={"dataloader_drop_last": False},
+    )
+    assert config["communication_data_type"] == "fp32"
+    assert config["checkpoint"] == {"use_node_local_storage": True}
+    assert config["zero_optimization"]["reduce_bucket_size"] == 1000
+    assert config["dataloader_drop_last"] is False
+    args = NeoXArgs.from_dict(small(checkpoint={"use_node_local_storage": True}))
+    assert args.checkpointing.use_node_local_storage is True
+
+
+def test_the_dict_is_the_callers_own() -> None:
+    args = NeoXArgs.from_dict(small())
+    args.deepspeed_config(1)["zero_optimization"]["stage"] = 7
+    assert args.deepspeed_config(1)["zero_optimization"]["stage"] == 0

@@ -1,0 +1,265 @@
+"""Rules between fields, precision, the shape that follows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from megatron.errors import ConfigError
+from megatron.neox_arguments import NeoXArgs
+from megatron.neox_arguments.sections import CheckpointingArgs, ModelArgs
+from tests.support.small_config import small
+
+
+def refusal(**changes: Any) -> str:
+    with pytest.raises(ConfigError) as error:
+        NeoXArgs.from_dict(small(**changes))
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"hidden_size": 30}, "hidden_size: 30 is no multiple of num_attention_heads 4"),
+        ({"num_kv_heads": 3}, "num_kv_heads: num_attention_heads 4 is no multiple of 3"),
+        ({"seq_length": 9}, "max_position_embeddings: 8 is less than seq_length 9"),
+        (
+            {"rotary_pct": 0.4},
+            "rotary_pct: 0.4 of 8 dimensions per head is 3; rotations need an even",
+        ),
+        ({"rotary_pct": 0.0}, "rotary_pct: 0 of 8 dimensions per head is 0"),
+        (
+            {"intermediate_size": 100, "expansion_factor": 4},
+            "intermediate_size: 100 is not expansion_factor 4 x hidden_size 32",
+        ),
+        (
+            {"attention_config": [[["global"], 3]]},
+            "attention_config: repeats are a whole number up to",
+        ),
+        (
+            {"attention_config": [[["global"], 1]]},
+            "attention_config: describes 1 layers, but num_layers is 2",
+        ),
+        ({"attention_config": [[["local"], 2]]}, "attention_config: local is not supported yet"),
+        (
+            {"attention_config": [[["golbal"], 2]]},
+            "attention_config: golbal is no kind of attention",
+        ),
+        (
+            {"attention_config": ["global"]},
+            "attention_config: expected [[[kinds...], repeats], ...]",
+        ),
+        (
+            {"pipe_parallel_size": 2},
+            "pipe_parallel_size: 2 pipeline stages are not supported yet: use 0",
+        ),
+        (
+            {"model_parallel_size": 2},
+            "model_parallel_size: 2 tensor-parallel ranks are not supported yet",
+        ),
+        (
+            {"zero_optimization": {"stage": 3}},
+            "zero_optimization.stage: stage 3 is not supported yet",
+        ),
+        ({"min_lr": 0.01}, "min_lr: 0.01 is above the learning rate 0.001"),
+        ({"lr_decay_fraction": 0.5}, "lr_decay_fraction: lr_decay_iters is given too"),
+        (
+            {"override_lr_scheduler": True, "use_checkpoint_lr_scheduler": True},
+            "override_lr_scheduler: use_checkpoint_lr_scheduler is true too",
+        ),
+        ({"split": "9,x"}, 'split: found "9,x", expected three shares'),
+        ({"split": "0,0,0"}, 'split: found "0,0,0", expected three shares'),
+        ({"split": "1,1,1,1"}, 'split: found "1,1,1,1", expected three shares'),
+        ({"data_path": "d/x.bin"}, "data_path: d/x.bin names one file of a pair: take .bin off"),
+        ({"checkpoint_factor": 2.5}, "checkpoint_factor: 2.5 is no whole number of steps"),
+        (
+            {"checkpoint_factor": 1, "checkpoint_scale": "log"},
+            "checkpoint_factor: 1 must be above 1",
+        ),
+        (
+            {"text_gen_type": "input-file"},
+            "sample_input_file: missing: text_gen_type is input-file",
+        ),
+        ({"deepspeed": False}, "deepspeed: is false"),
+        (
+            {"scheduler": {"type": "WarmupLR"}},
+            "scheduler: is refused: lr_decay_style, warmup and min_lr",
+        ),
+        (
+            {"elasticity": {"enabled": True}},
+            "elasticity: found {'enabled': True}: the batch keys set",
+        ),
+        ({"autotuning": {"enabled": True}}, "autotuning: is switched on, which is refused"),
+        (
+            {"deepspeed_extra_args": {"nebula": {}}},
+            "deepspeed_extra_args.nebula: DeepSpeed no longer has it",
+        ),
+        (
+            {"deepspeed_extra_args": {"optimizer": {}}},
+            "deepspeed_extra_args.optimizer: is a key of its own",
+        ),
+        ({"is_pipe_parallel": True}, "is_pipe_parallel: is true, but pipe_parallel_size is 0"),
+    ],
+)
+def test_rule(changes: dict[str, Any], text: str) -> None:
+    assert refusal(**changes).startswith(text)
+
+
+def test_missing_keys_come_in_one_line() -> None:
+    assert refusal(num_layers=..., seq_length=..., attention_config=...) == (
+        "num_layers, seq_length: missing: every configuration needs them"
+    )
+
+
+def test_a_mistyped_required_key_is_not_missing_too() -> None:
+    assert (
+        refusal(hidden_size=..., hiden_size=32)
+        == "hiden_size: unknown key; did you mean hidden_size?"
+    )
+
+
+def test_rules_and_types_come_together() -> None:
+    lines = refusal(num_kv_heads=3, seed="x", autotuning={"enabled": True}).splitlines()
+    assert len(lines) == 4
+
+
+# Precision: one source of truth.
+
+
+@pytest.mark.parametrize(
+    ("changes", "precision", "stage"),
+    [
+        ({}, "fp32", 0),
+        ({"precision": ...}, "fp32", 0),
+        ({"precision": "bf16"}, "bfloat16", 1),
+        ({"precision": ..., "bf16": {"enabled": True}}, "bfloat16", 1),
+        ({"precision": ..., "bf16": {"enabled": False}, "fp16": {"enabled": False}}, "fp32", 0),
+        (
+            {"precision": "bfloat16", "bf16": {"enabled": True}, "zero_optimization": ...},
+            "bfloat16",
+            1,
+        ),
+        ({"precision": "fp32", "zero_optimization": {"stage": 1}}, "fp32", 1),
+    ],
+)
+def test_precision(changes: dict[str, Any], precision: str, stage: int) -> None:
+    args = NeoXArgs.from_dict(small(**changes))
+    assert (args.model.precision, args.optim.zero_stage) == (precision, stage)
+    half = precision == "bfloat16" and (changes.get("zero_optimization", {}) is ... or stage == 1)
+    assert any("runs as 1" in note for note in args.notes) == half
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"bf16": {"enabled": True}}, "precision: contradiction: precision says fp32"),
+        (
+            {"precision": "bfloat16", "bf16": {"enabled": False}},
+            "precision: is bfloat16, but bf16.enabled is",
+        ),
+        (
+            {"precision": "bfloat16", "fp16": {"enabled": True}},
+            "precision: contradiction: precision says bf",
+        ),
+        ({"precision": ..., "fp16": {"enabled": True}}, "fp16.enabled: fp16 is not supported yet"),
+        (
+            {"precision": "fp16"},
+            "precision: fp16 is not supported yet; choose one of fp32, bfloat16",
+        ),
+        ({"torch_autocast": {"enabled": True}}, "torch_autocast: is switched on, which is refused"),
+        (
+            {"amp": {"enabled": True}},
+            "amp: found {'enabled': True}: DeepSpeed no longer has it",
+        ),
+    ],
+)
+def test_contradicting_precision(changes: dict[str, Any], text: str) -> None:
+    assert refusal(**changes).startswith(text)
+
+
+# What follows from the shape.
+
+
+@pytest.mark.parametrize(
+    ("intermediate", "multiple", "hidden", "width"),
+    # Published widths: Llama 7B, 13B, 30B, 65B; Llama 2 70B; and Mistral 7B as three times its width.
+    [
+        (32768, 256, 4096, 11008),
+        (40960, 256, 5120, 13824),
+        (53248, 256, 6656, 17920),
+        (65536, 256, 8192, 22016),
+        (86016, 1, 8192, 28672),
+        (43008, 1, 4096, 14336),
+    ],
+)
+def test_gated_width(intermediate: int, multiple: int, hidden: int, width: int) -> None:
+    model = ModelArgs(
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        mlp_multiple_of=multiple,
+        activation="swiglu",
+    )
+    assert model.mlp_width == width
+
+
+def test_plain_width() -> None:
+    assert ModelArgs(hidden_size=768).mlp_width == 3072
+    assert ModelArgs(hidden_size=768, expansion_factor=3.5).mlp_width == 2688
+    assert ModelArgs(hidden_size=10, intermediate_size=33, mlp_multiple_of=8).mlp_width == 48
+
+
+@pytest.mark.parametrize(
+    ("changes", "count"),
+    [
+        # By hand: 100x4 words, 8x4 positions; per layer norms 2x8, qkv 4x12+12, dense 4x4+4,
+        # mlp 4x16+16 and 16x4+4; final norm 8.
+        ({"pos_emb": "learned"}, 400 + 32 + 2 * (16 + 60 + 20 + 80 + 68) + 8),
+        ({"no_weight_tying": True}, 800 + 2 * 244 + 8),
+        # GQA with one kv head of 2: qkv 4x8; RMSNorm 4; SwiGLU: total 10 of 16, width 5.
+        (
+            {
+                "num_kv_heads": 1,
+                "norm": "rmsnorm",
+                "activation": "swiglu",
+                "use_bias_in_attn_linear": False,
+                "use_bias_in_mlp": False,
+            },
+            400 + 2 * (8 + 32 + 16 + 40 + 20) + 4,
+        ),
+    ],
+)
+def test_parameter_count(changes: dict[str, Any], count: int) -> None:
+    shape: dict[str, Any] = {
+        "num_layers": 2,
+        "hidden_size": 4,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 8,
+        "pos_emb": "none",
+    }
+    assert ModelArgs(**(shape | changes)).parameter_count(100) == count
+
+
+def test_attention_kinds() -> None:
+    assert NeoXArgs.from_dict(small(attention_config=...)).model.attention_kinds == (
+        "global",
+        "global",
+    )
+    args = NeoXArgs.from_dict(
+        small(num_layers=5, attention_config=[[["flash"], 1], [["global", "flash"], "all"]])
+    )
+    assert args.model.attention_kinds == ("flash", "global", "flash", "global", "flash")
+
+
+@pytest.mark.parametrize(
+    ("args", "steps"),
+    [
+        ({"checkpoint_factor": 3.0}, {3, 6, 9}),
+        ({"checkpoint_factor": 4.0, "extra_save_iters": (0, 1, 99)}, {0, 1, 4, 8}),
+        ({"checkpoint_factor": 2.0, "checkpoint_scale": "log"}, {1, 2, 4, 8}),
+        ({"checkpoint_factor": 1.1, "checkpoint_scale": "log"}, set(range(1, 11))),
+        ({}, set()),
+    ],
+)
+def test_save_steps(args: dict[str, Any], steps: set[int]) -> None:
+    assert CheckpointingArgs(**args).save_steps(10) == steps
