@@ -86,6 +86,11 @@ class NeoXArgs:
         Raises:
             ConfigError: every problem there is, with file and line, in one message.
         """
+        if not paths and deepspeed_config is None:
+            raise ConfigError(
+                "no configuration: name one or more files, such as configs/125M.yml configs/local_setup.yml",
+                everywhere=True,
+            )
         problems = Problems()
         files, documents = read_files(paths, conf_dir, problems)
         extra = (

@@ -92,14 +92,8 @@ def args_from_cli(parsed: argparse.Namespace, world_size: int | None = None) -> 
     Raises:
         ConfigError: every problem there is.
     """
-    paths = [*parsed.config, *parsed.config_file]
-    if not paths and parsed.deepspeed_config is None:
-        raise ConfigError(
-            "no configuration: name one or more files, such as configs/125M.yml configs/local_setup.yml",
-            everywhere=True,
-        )
     return NeoXArgs.from_ymls(
-        paths,
+        [*parsed.config, *parsed.config_file],
         overrides=overrides_from_cli(parsed),
         deepspeed_config=parsed.deepspeed_config,
         world_size=world_size,

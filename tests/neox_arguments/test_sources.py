@@ -198,7 +198,10 @@ def test_a_short_name_overrides_the_nested_key(base: Path) -> None:
     [
         ("train_iters", "command line: --set train_iters: expected --set key=value"),
         ("train_itres=3", "command line: train_itres: unknown key; did you mean train_iters?"),
-        ("seed=x", 'command line: seed: found "x", expected a whole number from 0'),
+        (
+            "seed=x",
+            'command line: seed: found "x", expected a whole number from 0 up to 4294967295',
+        ),
         ("seed.a=3", "command line: seed.a: seed is 1234, which holds no keys"),
         ("warmup=[1", 'command line: warmup: cannot read the value "[1": put it in quotes'),
     ],

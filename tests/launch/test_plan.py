@@ -1,0 +1,218 @@
+"""From a command line and a configuration to what is started; nothing is, here."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from megatron.errors import ConfigError, LaunchError
+from megatron.launch import machine
+from megatron.launch.command_line import Command, parse_command
+from megatron.launch.machine import accelerator_count, usable_cores
+from megatron.launch.main import main
+from megatron.launch.plan import ROOT, LaunchPlan, check_configuration, plan_launch
+from tests.support.small_config import small
+
+CPU = {"DS_ACCELERATOR": "cpu"}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yml").write_text(yaml.safe_dump(small()))
+    (tmp_path / "train.py").write_text("")
+    return tmp_path
+
+
+def plan(*argv: str, env: dict[str, str] = CPU) -> LaunchPlan:
+    command = parse_command(argv)
+    return plan_launch(command, check_configuration(command), env)
+
+
+# The command line.
+
+
+def test_a_command_line_in_all_its_parts() -> None:
+    launcher = ["--num_gpus", "4", "--master-port", "7000"]
+    configuration = ["-d", "configs", "125M", "local_setup", "--set", "a=1", "--set", "b=x=y"]
+    configuration += ["--deepspeed_config", "ds.json", "--iteration", "5", "-i", "in.txt"]
+    own = ["--own", "x", "run.yml", "--set", "c=2"]
+    argv = [*launcher, "train.py", *configuration, *own]
+    assert parse_command(argv) == Command(
+        script="train.py",
+        configs=("125M", "local_setup"),
+        conf_dir="configs",
+        deepspeed_config="ds.json",
+        overrides=(
+            "num_gpus=4",
+            "master_port=7000",
+            "a=1",
+            "b=x=y",
+            "iteration=5",
+            "sample_input_file=in.txt",
+        ),
+        own=("--own", "x", "run.yml", "--set", "c=2"),
+        check_only=False,
+    )
+
+
+def test_what_follows_two_dashes_is_the_scripts_own() -> None:
+    command = parse_command(["eval.py", "run", "--", "-i", "x"])
+    assert (command.configs, command.own) == (("run",), ("-i", "x"))
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "no script is named"),
+        (["--num_gpus", "2"], "no script is named"),
+        (["run.yml", "train.py"], "expected a script such as train.py, found run.yml"),
+        (["--nmu_gpus", "train.py"], "unknown option --nmu_gpus before the script"),
+        (["none.py", "run"], "no such script: none.py"),
+        (["train.py"], "no configuration"),
+    ],
+)
+def test_bad_command_lines(argv: list[str], message: str) -> None:
+    with pytest.raises((LaunchError, ConfigError), match=message):
+        plan(*argv)
+
+
+# The plan.
+
+
+def test_the_ranks_command_and_environment(folder: Path) -> None:
+    found = plan(
+        "train.py", "run", "--set", "num_gpus=2", "--own", env=CPU | {"PYTHONPATH": "mine"}
+    )
+    assert found.ranks == 2
+    assert found.command == (
+        *(sys.executable, "-u", "train.py", "--config-file", "run.yml", "--set", "num_gpus=2"),
+        "--own",
+    )
+    assert found.env["PYTHONPATH"] == f"{ROOT}:mine"
+    assert found.env["OMP_NUM_THREADS"] == str(max(1, usable_cores() // 2))
+    assert found.port is None
+
+
+def test_deepspeeds_file_reaches_the_ranks(folder: Path) -> None:
+    (folder / "ds.json").write_text('{"gradient_clipping": 0.5}')
+    found = plan("train.py", "run", "--deepspeed_config", "ds.json")
+    assert found.command[3:] == ("--config-file", "run.yml", "--deepspeed_config", "ds.json")
+
+
+def test_what_the_user_has_set_stays(folder: Path) -> None:
+    assert "OMP_NUM_THREADS" not in plan("train.py", "run", env=CPU | {"OMP_NUM_THREADS": "7"}).env
+    assert "DS_ACCELERATOR" not in plan("train.py", "run").env
+
+
+@pytest.mark.parametrize(
+    ("hostfile", "changes", "accelerators", "ranks"),
+    [
+        (None, {}, 0, 1),
+        (None, {}, 8, 8),
+        (None, {"num_gpus": 3}, 0, 3),
+        (None, {"num_gpus": 3}, 8, 3),
+        ("localhost slots=4", {}, 0, 4),
+        ("localhost slots=4", {"num_gpus": 2}, 0, 2),
+        ("localhost", {}, 2, 2),
+        ("localhost slots=4\nfar slots=4", {"num_nodes": 1}, 0, 4),
+    ],
+)
+def test_how_many_ranks(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    hostfile: str | None,
+    changes: dict[str, Any],
+    accelerators: int,
+    ranks: int,
+) -> None:
+    monkeypatch.setattr("megatron.launch.plan.accelerator_count", lambda env: accelerators)
+    if hostfile is not None:
+        (folder / "hosts").write_text(hostfile)
+        changes = changes | {"hostfile": "hosts"}
+    (folder / "run.yml").write_text(yaml.safe_dump(small(**changes)))
+    assert plan("train.py", "run", env={}).ranks == ranks
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hostfile": "none"}, "hostfile: none: cannot be read: No such file"),
+        ({"hostfile": "two"}, "hostfile: two names 2 hosts, which deepy.py cannot do yet"),
+        ({"hostfile": "far"}, "hostfile: far names far-away, another host"),
+        ({"include": "node1"}, "include is for starts on several hosts"),
+        ({"num_nodes": 2}, "num_nodes: 2 is for starts on several hosts"),
+        ({"deepspeed_slurm": True}, "deepspeed_slurm is for starts on several hosts"),
+        ({"num_gpus": 9}, "num_gpus: 9 processes need a GPU each, 8 are visible"),
+        (
+            {"train_batch_size": 6, "num_gpus": 2},
+            "train_batch_size: 6 / .* = 1.5 is no whole number",
+        ),
+    ],
+)
+def test_what_cannot_be_started(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], message: str
+) -> None:
+    monkeypatch.setattr("megatron.launch.plan.accelerator_count", lambda env: 8)
+    (folder / "two").write_text("localhost\nfar\n")
+    (folder / "far").write_text("far-away slots=2\n")
+    (folder / "run.yml").write_text(yaml.safe_dump(small(**changes)))
+    with pytest.raises((LaunchError, ConfigError), match=message):
+        plan("train.py", "run", env={})
+
+
+def test_only_training_needs_a_batch_that_fits(folder: Path) -> None:
+    (folder / "generate.py").write_text("")
+    (folder / "run.yml").write_text(yaml.safe_dump(small(train_batch_size=6, num_gpus=2)))
+    assert plan("generate.py", "run").ranks == 2
+
+
+def test_check_describes_and_starts_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    (folder / "train.py").write_text("open('started', 'w')")
+    assert main(["--check", "train.py", "run", "--set", "num_gpus=2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:3] == [
+        "ranks: 2 on this host",
+        "batch: 4 samples per step (train_batch_size) = 2 (train_micro_batch_size_per_gpu) x "
+        "1 (gradient_accumulation_steps) x 2 (data-parallel ranks)",
+    ]
+    assert not (folder / "started").exists()
+
+
+# The machine.
+
+
+@pytest.mark.parametrize(
+    ("present", "env", "count"),
+    [
+        (0, {}, 0),
+        (4, {}, 4),
+        (4, {"DS_ACCELERATOR": "cpu"}, 0),
+        (4, {"CUDA_VISIBLE_DEVICES": "2,3"}, 2),
+        (4, {"CUDA_VISIBLE_DEVICES": ""}, 0),
+        (4, {"CUDA_VISIBLE_DEVICES": "0,-1,1"}, 1),
+        (4, {"CUDA_VISIBLE_DEVICES": "GPU-1234,GPU-5678"}, 2),
+        (0, {"CUDA_VISIBLE_DEVICES": "0,1"}, 0),
+    ],
+)
+def test_accelerators(tmp_path: Path, present: int, env: dict[str, str], count: int) -> None:
+    for name in (*(f"nvidia{i}" for i in range(present)), "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert accelerator_count(env, tmp_path) == count
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"), [("max 100000", 8), ("150000 100000", 1), ("50000 100000", 1)]
+)
+def test_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, cores: int) -> None:
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: set(range(8)))
+    assert usable_cores(tmp_path / "none") == 8
+    (tmp_path / "cpu.max").write_text(quota)
+    assert usable_cores(tmp_path / "cpu.max") == cores
