@@ -7,9 +7,11 @@ that needs DeepSpeed says ``from megatron.runtime.stock_deepspeed import deepspe
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import warnings
+from unittest import mock
 
 from megatron.runtime.device import device_kind
 
@@ -22,10 +24,17 @@ warnings.filterwarnings("ignore", category=FutureWarning, module=r"deepspeed")
 
 import deepspeed  # noqa: E402
 import deepspeed.ops  # noqa: E402
+import deepspeed.runtime.compiler  # noqa: E402
 
 # With this op marked compatible, init_distributed compiles C++ for a minute on first use, and
 # fails without a compiler. Only inference_all_reduce, which nothing here calls, would use it.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+# ZeRO imports Muon whatever the optimizer, and Muon's module decorates three functions with
+# torch.compile, which imports all of inductor: a second or more of every start. Imported here with a
+# decorator that does nothing, it costs no time; Muon itself would only run uncompiled.
+with mock.patch.object(deepspeed.runtime.compiler, "compile", lambda: lambda function: function):
+    importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
 
 logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
 

@@ -66,16 +66,7 @@ def run(*command: str | Path) -> None:
 
 
 def choose_text() -> None:
-    """Copy the rows that are plays and poems; the other rows document a programming language."""
-    kept = 0
-    partial = TEXT.with_suffix(".partial")
-    with open(CORPUS, encoding="utf-8") as rows, open(partial, "w", encoding="utf-8") as out:
-        for row in rows:
-            if json.loads(row)["meta"]["license"] == LICENCE:
-                out.write(row)
-                kept += 1
-    partial.replace(TEXT)
-    print(f"{kept} plays and poems, {TEXT.stat().st_size / 1e6:.1f} MB, in {TEXT}")
+    run("tools/quickstart/select_rows.py", CORPUS, TEXT, f"license={LICENCE}")
 
 
 def tokenize() -> None:
