@@ -33,8 +33,10 @@ deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 # ZeRO imports Muon whatever the optimizer, and Muon's module decorates three functions with
 # torch.compile, which imports all of inductor: a second or more of every start. Imported here with a
 # decorator that does nothing, it costs no time; Muon itself would only run uncompiled.
-with mock.patch.object(deepspeed.runtime.compiler, "compile", lambda: lambda function: function):
-    importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
+with mock.patch.object(
+    deepspeed.runtime.compiler, "compile", return_value=lambda function: function
+):
+    importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
 
 logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
 

@@ -8,7 +8,4 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 import torch._dynamo  # noqa: F401
 
-import megatron.runtime.stock_deepspeed  # noqa: F401 - before what follows: it sets DeepSpeed up
-
-# The first engine of a process imports it.
-import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401, E402, I001
+import megatron.runtime.stock_deepspeed  # noqa: F401
