@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from megatron import logging as neox_logging
-from megatron.data.datasets import DataSplits, build_datasets, store_of
+from megatron.data.datasets import DataSplits, build_datasets
+from megatron.data.plan import store_of
 from megatron.data.splits import samples_wanted
 from megatron.neox_arguments import NeoXArgs
 from megatron.neox_arguments.arguments_cli import add_config_arguments, args_from_cli

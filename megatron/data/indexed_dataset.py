@@ -1,156 +1,45 @@
 """Token files: ``prefix.bin`` holds the tokens of all documents, ``prefix.idx`` says where each one is.
 
-The ``mmap`` form, bit-compatible with GPT-NeoX both ways (and with Megatron-LM for integer tokens).
-Everything is little-endian. The ``.idx`` file is
-
-    magic ``MMIDIDX\\0\\0`` · u64 version 1 · u8 dtype code · u64 N · u64 D
-    N × i32 sizes (tokens) · N × i64 pointers (bytes into .bin) · D × i64 document index, from 0 on
-    optionally N mode bytes, which Megatron-LM's multimodal files have and which are not used here
-
-and the ``.bin`` file is the tokens, nothing else. Legend: N sequences, D = number of documents + 1.
+Reading and writing; the format itself is in :mod:`megatron.data.index_file`.
 """
 
 from __future__ import annotations
 
 import os
-import struct
 from array import array
 from collections.abc import Iterator
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, NamedTuple, overload
+from typing import Any, Final, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from megatron.data.mapping import map_file
+from megatron.data.index_file import (
+    CACHED_MAGIC,
+    DTYPES,
+    FIELDS,
+    MMAP_MAGIC,
+    best_fitting_dtype,
+    code_of,
+    data_file_path,
+    index_file_path,
+    read_index,
+    read_magic,
+)
+from megatron.data.mapping import leave_to_page_cache, map_file
 from megatron.errors import DataError
 
-MMAP_MAGIC: Final = b"MMIDIDX\x00\x00"
-CACHED_MAGIC: Final = b"TNTIDX\x00\x00"
-_FIELDS: Final = struct.Struct("<QBQQ")  # version, dtype code, N, D
-_HEADER_BYTES: Final = len(MMAP_MAGIC) + _FIELDS.size
+__all__ = [
+    "DTYPES",
+    "MMapIndexedDataset",
+    "MMapIndexedDatasetBuilder",
+    "best_fitting_dtype",
+    "data_file_path",
+    "index_file_path",
+    "make_dataset",
+]
 
-# GPT-NeoX's codes. Megatron-LM swaps 6 and 7, the two that tokens are never stored in.
-DTYPES: Final[dict[int, np.dtype[Any]]] = {
-    1: np.dtype("u1"),
-    2: np.dtype("i1"),
-    3: np.dtype("<i2"),
-    4: np.dtype("<i4"),
-    5: np.dtype("<i8"),
-    6: np.dtype("<f4"),
-    7: np.dtype("<f8"),
-    8: np.dtype("<u2"),
-}
-_CODES: Final = {dtype: code for code, dtype in DTYPES.items()}
-
-_UINT16_VOCABULARY: Final = 65_500  # from this vocabulary size on, GPT-NeoX stores i32
 _COPY_BYTES: Final = 16 * 1024 * 1024
-
-
-def data_file_path(prefix: str | os.PathLike[str]) -> str:
-    """Where the tokens of ``prefix`` are."""
-    return os.fspath(prefix) + ".bin"
-
-
-def index_file_path(prefix: str | os.PathLike[str]) -> str:
-    """Where the sizes, pointers and document index of ``prefix`` are."""
-    return os.fspath(prefix) + ".idx"
-
-
-def best_fitting_dtype(vocab_size: int | None = None) -> np.dtype[Any]:
-    """The type that tokens of a vocabulary are stored in: u16 below 65,500 entries, else i32."""
-    small = vocab_size is not None and vocab_size < _UINT16_VOCABULARY
-    return np.dtype("<u2") if small else np.dtype("<i4")
-
-
-def _code_of(dtype: npt.DTypeLike) -> int:
-    try:
-        return _CODES[np.dtype(dtype).newbyteorder("<")]
-    except KeyError:
-        known = ", ".join(str(known) for known in DTYPES.values())
-        raise DataError(
-            f"tokens cannot be stored as {np.dtype(dtype)}: expected one of {known}"
-        ) from None
-
-
-class _Index(NamedTuple):
-    """What an ``.idx`` file says, as views of its map."""
-
-    dtype: np.dtype[Any]
-    sizes: npt.NDArray[np.int32]  # [N] tokens
-    pointers: npt.NDArray[np.int64]  # [N] bytes
-    doc_idx: npt.NDArray[np.int64]  # [D] numbers of sequences
-
-
-def _read_magic(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read(len(MMAP_MAGIC))
-    except FileNotFoundError:
-        raise DataError(_missing(path)) from None
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
-
-
-def _missing(path: str) -> str:
-    prefix = path[: -len(".idx")]
-    lines = [f"{path}: no such file: a token data set is PREFIX.bin with PREFIX.idx"]
-    folder = Path(path).parent
-    if not folder.is_dir():
-        lines.append(f"the folder {folder} does not exist either")
-    elif prefix.endswith((".bin", ".idx")):
-        lines.append("write the prefix without .bin or .idx")
-    else:
-        near = sorted(found.name[: -len(".idx")] for found in folder.glob("*.idx"))
-        if near:
-            shown = ", ".join(near[:5]) + (" ..." if len(near) > 5 else "")
-            lines.append(f"prefixes found in {folder}: {shown}")
-    lines.append(
-        "set data_path to the prefix (usually OUTPUT-PREFIX_text_document), or make the files with "
-        "tools/datasets/preprocess_data.py"
-    )
-    return "\n".join(lines)
-
-
-def _read_index(path: str) -> _Index:
-    """Map an ``.idx`` file and check its header against its own size.
-
-    Raises:
-        DataError: it is missing, has another magic, version or dtype, or is cut or too long.
-    """
-    magic = _read_magic(path)
-    if magic != MMAP_MAGIC:
-        raise DataError(
-            f"{path}: starts with {magic!r}, expected {MMAP_MAGIC!r}: this is no index of the mmap form; "
-            "make it anew with tools/datasets/preprocess_data.py --dataset-impl mmap"
-        )
-    raw = map_file(path)
-    if raw.size < _HEADER_BYTES:
-        raise DataError(
-            f"{path}: has {raw.size} bytes, its header alone takes {_HEADER_BYTES}: the file is cut; "
-            "copy or make it anew"
-        )
-    version, code, count, documents = _FIELDS.unpack_from(raw.data, len(MMAP_MAGIC))
-    if version != 1 or code not in DTYPES:
-        raise DataError(
-            f"{path}: version {version}, dtype code {code}; expected version 1 and a code from 1 to 8: "
-            "the file is damaged or of a newer format"
-        )
-    expected = _HEADER_BYTES + 12 * count + 8 * documents
-    if raw.size not in (expected, expected + count):
-        raise DataError(
-            f"{path}: has {raw.size:,} bytes, its header ({count:,} sequences, {documents:,} entries of "
-            f"the document index) asks for {expected:,}: the file is cut or damaged; copy or make it anew"
-        )
-    at_pointers = _HEADER_BYTES + 4 * count
-    at_doc_idx = at_pointers + 8 * count
-    return _Index(
-        DTYPES[code],
-        raw[_HEADER_BYTES:at_pointers].view("<i4"),
-        raw[at_pointers:at_doc_idx].view("<i8"),
-        raw[at_doc_idx:expected].view("<i8"),
-    )
 
 
 class MMapIndexedDataset:
@@ -170,7 +59,7 @@ class MMapIndexedDataset:
     def __init__(self, prefix: str | os.PathLike[str]) -> None:
         self.prefix = os.fspath(prefix)
         index_path, data_path = index_file_path(self.prefix), data_file_path(self.prefix)
-        self.dtype, self.sizes, self.pointers, self.doc_idx = _read_index(index_path)
+        self.dtype, self.sizes, self.pointers, self.doc_idx = read_index(index_path)
         end = 0
         if len(self.sizes):
             end = int(self.pointers[-1]) + int(self.sizes[-1]) * self.dtype.itemsize
@@ -280,6 +169,8 @@ class MMapIndexedDataset:
                 f"{path}: the document index does not run from 0 to {len(self)}: the file is damaged; "
                 "copy or make it anew"
             )
+        for part in (self.sizes, self.pointers, self.doc_idx):
+            leave_to_page_cache(part)
 
 
 def make_dataset(
@@ -293,7 +184,7 @@ def make_dataset(
     path = index_file_path(path_prefix)
     if impl not in ("infer", "mmap"):
         raise DataError(f"data_impl {impl!r}: expected infer or mmap")
-    if impl == "infer" and _read_magic(path).startswith(CACHED_MAGIC[:-1]):
+    if impl == "infer" and read_magic(path).startswith(CACHED_MAGIC[:-1]):
         raise DataError(
             f"{path}: is of the cached form (TNTIDX), which is not read yet: make the data anew with "
             "tools/datasets/preprocess_data.py --dataset-impl mmap"
@@ -314,7 +205,7 @@ class MMapIndexedDatasetBuilder:
     """
 
     def __init__(self, out_file: str | os.PathLike[str], dtype: npt.DTypeLike = "<i4") -> None:
-        self._code = _code_of(dtype)
+        self._code = code_of(dtype)
         self.dtype = DTYPES[self._code]
         self._path = os.fspath(out_file)
         self._file = open(self._path, "wb", buffering=_COPY_BYTES)  # noqa: SIM115 - closed below
@@ -405,7 +296,7 @@ class MMapIndexedDatasetBuilder:
         self._file.close()
         with open(index_file, "wb", buffering=_COPY_BYTES) as file:
             file.write(MMAP_MAGIC)
-            file.write(_FIELDS.pack(1, self._code, len(self._sizes), len(self._doc_idx)))
+            file.write(FIELDS.pack(1, self._code, len(self._sizes), len(self._doc_idx)))
             file.write(np.frombuffer(self._sizes, np.int32).astype("<i4", copy=False).data)
             for pointers in self._pointers():
                 file.write(pointers.data)

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from megatron.data.datasets import SampleDataset
+from megatron.data.sample_dataset import SampleDataset
 from megatron.data.samplers import Batch, step_samples
 from megatron.errors import DataError, NeoXError
 

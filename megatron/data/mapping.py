@@ -13,6 +13,7 @@ import mmap
 import os
 import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,7 @@ _libc.mmap.argtypes = [
     ctypes.c_int64,
 ]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
@@ -55,3 +57,13 @@ def map_file(path: str | os.PathLike[str]) -> npt.NDArray[np.uint8]:
     weakref.finalize(owner, _libc.munmap, address, size).atexit = False
     # Every view of the array keeps ``owner`` alive through its chain of bases.
     return np.frombuffer(memoryview(owner).toreadonly(), np.uint8)
+
+
+def leave_to_page_cache(array: npt.NDArray[Any]) -> None:
+    """Stop counting the pages of a mapped ``array`` as memory of this process, after a pass over it.
+
+    Nothing is lost: they stay in the page cache while there is room, and are mapped again when touched.
+    """
+    start = array.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
+    if array.nbytes:
+        _libc.madvise(start, array.ctypes.data + array.nbytes - start, mmap.MADV_DONTNEED)

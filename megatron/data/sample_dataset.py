@@ -1,0 +1,79 @@
+"""One split as a sequence of samples: the token files read through the index maps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from megatron.data.index_store import IndexMaps
+from megatron.data.indexed_dataset import MMapIndexedDataset
+from megatron.data.vocabulary import check_token_ids
+
+
+class SampleDataset:
+    """The samples of one split in the order in which the run takes them.
+
+    Sample i is ``[seq_length + 1]`` int64. Can be pickled: what is sent is where the files are.
+    """
+
+    def __init__(
+        self,
+        data: MMapIndexedDataset,
+        maps: IndexMaps,
+        *,
+        seq_length: int,
+        name: str,
+        vocab_size: int | None = None,
+    ) -> None:
+        self.name = name
+        self.seq_length = seq_length
+        self.vocab_size = vocab_size
+        self.data = data
+        self.maps = maps
+        self._itemsize = data.dtype.itemsize
+
+    def __len__(self) -> int:
+        return len(self.maps.shuffle_idx)
+
+    def __getitem__(self, index: int | np.integer[Any]) -> npt.NDArray[np.int64]:
+        sample = np.empty(self.seq_length + 1, np.int64)
+        self.read_into(index, sample)
+        return sample
+
+    def read_into(self, index: int | np.integer[Any], out: npt.NDArray[np.int64]) -> None:
+        """Write sample ``index`` into ``out``, ``[seq_length + 1]``.
+
+        Raises:
+            IndexError: there is no such sample.
+        """
+        for at, first, count in self.pieces(index):
+            out[at : at + count] = self.data.tokens[first : first + count]
+
+    def check_ids(self, index: int) -> None:
+        """Raise the :class:`DataError` of the first id in sample ``index`` that is beyond the vocabulary."""
+        if self.vocab_size is not None:
+            for _, first, count in self.pieces(index):
+                found = self.data.tokens[first : first + count]
+                check_token_ids(self.data, first, found, self.vocab_size)
+
+    def pieces(self, index: int | np.integer[Any]) -> list[tuple[int, int, int]]:
+        """Where sample ``index`` comes from: (place in the sample, first token of the file, tokens).
+
+        Raises:
+            IndexError: there is no such sample.
+        """
+        if not 0 <= index < len(self):
+            raise IndexError(f"sample {int(index)} of the {self.name} split, which has {len(self)}")
+        maps, sizes, pointers = self.maps, self.data.sizes, self.data.pointers
+        position, offset = maps.sample_idx[int(maps.shuffle_idx[index])].tolist()
+        found, at, length = [], 0, self.seq_length + 1
+        while at < length:
+            document = int(maps.doc_idx[position])
+            count = min(int(sizes[document]) - offset, length - at)
+            if count:
+                found.append((at, int(pointers[document]) // self._itemsize + offset, count))
+                at += count
+            position, offset = position + 1, 0
+        return found
