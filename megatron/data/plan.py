@@ -184,12 +184,12 @@ def _judge(
         return None, True
     if is_train:
         raise DataError(
-            f"{where} {per_epoch} whole samples; the {needed} data-parallel ranks need one each\n"
+            f"{where}: {per_epoch} whole samples; the {needed} data-parallel ranks need one each\n"
             "  to do: use more text, a larger share for training, a smaller seq_length or fewer ranks"
         )
     if tokens == 0 or (per_epoch == 0 and order == "epochs"):
-        return f"{where} not one whole sample: it is not evaluated", False
-    return f"{where} {per_epoch} samples an epoch: evaluation reads them repeatedly", True
+        return f"{where}: not one whole sample: it is not evaluated", False
+    return f"{where}: {per_epoch} samples an epoch: evaluation reads them repeatedly", True
 
 
 def _facts_of(recipe: IndexRecipe, data: MMapIndexedDataset, wanted: int) -> SplitFacts:

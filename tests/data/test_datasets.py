@@ -134,7 +134,7 @@ def test_a_corpus_smaller_than_one_sample_per_rank_is_refused(tmp_path: Path) ->
     prefix = write_documents(tmp_path / "d", letters(5))
     assert build(prefix, data_parallel_size=6).train is not None
     text = message(prefix, data_parallel_size=7)
-    for part in (str(prefix), "55 tokens", "seq_length 8 6 whole samples", "7 data-parallel"):
+    for part in (str(prefix), "55 tokens", "seq_length 8: 6 whole samples", "7 data-parallel"):
         assert part in text
     assert "0 whole samples" in message(prefix, seq_length=55)
     assert "0 of 5 documents" in message(prefix, split="0,1,0")
