@@ -31,7 +31,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     # torch costs about two seconds to import: not before everything else is known to be right.
     from megatron.launch.local import run_local  # noqa: PLC0415
 
-    return run_local(plan)
+    status = run_local(plan)
+    # Taking torch's modules apart at the end of the interpreter costs seconds and does nothing.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def run_in_place(plan: LaunchPlan) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import csv
-import statistics
+import resource
 import subprocess
 import sys
-import time
 import typing
 from pathlib import Path
 
@@ -70,12 +69,14 @@ def test_import_is_cheap() -> None:
         "import sys, megatron.neox_arguments;"
         "sys.exit('torch' in sys.modules or 'deepspeed' in sys.modules)"
     )
-    seconds = []
-    for _ in range(5):
-        begin = time.perf_counter()
-        subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=30)
-        seconds.append(time.perf_counter() - begin)
-    assert statistics.median(seconds) < 0.6  # 0.15 s on an idle machine, interpreter included
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    for _ in range(3):
+        subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert (
+        seconds / 3 < 0.3
+    )  # processor time, interpreter included: 0.15 s on the machine of the first run
 
 
 @pytest.mark.skipif(not NEOX_FIELDS.exists(), reason="the table of GPT-NeoX's fields is not here")
