@@ -13,12 +13,18 @@ from megatron.runtime.world import World
 from megatron.training.loading import load_trained_model
 from megatron.training.setup import build_parts
 
+A_WEEK_S = 7 * 24 * 3600.0
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_config_arguments(parser)
     args = args_from_cli(parser.parse_args(), world_size=World.from_env().size)
-    world = start_process(args.training.distributed_backend)
+    world = start_process(
+        args.training.distributed_backend,
+        # In a conversation the other ranks wait for what the first one is told.
+        collective_timeout_s=A_WEEK_S,
+    )
     parts = build_parts(args, world)
     model, _ = load_trained_model(args, parts)
     run_generation(args, model, parts.tokenizer, world)

@@ -7,7 +7,7 @@ import argparse
 
 from megatron.errors import run_door
 from megatron.neox_arguments.arguments_cli import add_config_arguments, args_from_cli
-from megatron.runtime.process import end_process, start_process
+from megatron.runtime.process import COLLECTIVE_TIMEOUT_S, end_process, start_process
 from megatron.runtime.world import World
 from megatron.training.run import run_training
 
@@ -16,7 +16,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_config_arguments(parser)
     args = args_from_cli(parser.parse_args(), world_size=World.from_env().size)
-    run_training(args, start_process(args.training.distributed_backend))
+    world = start_process(
+        args.training.distributed_backend,
+        # Nodes with an index each meet when the slowest has built its own.
+        collective_timeout_s=COLLECTIVE_TIMEOUT_S + args.data.index_build_timeout_s,
+    )
+    run_training(args, world)
     end_process()
 
 

@@ -20,8 +20,8 @@ from typing import Any, BinaryIO, TypeAlias
 
 import torch
 
-from megatron.checkpointing.durable import new_file
 from megatron.checkpointing.manifest import EngineFacts
+from megatron.runtime.durable import new_file
 
 # deepspeed.DeepSpeedEngine, which has no types.
 Engine: TypeAlias = Any

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from megatron.checkpointing import folders
-from megatron.checkpointing.durable import TEMPORARY_PREFIX
 from megatron.checkpointing.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -22,6 +21,7 @@ from megatron.checkpointing.manifest import (
 from megatron.checkpointing.together import together
 from megatron.errors import CheckpointError
 from megatron.logging import get_logger
+from megatron.runtime.durable import TEMPORARY_PREFIX
 from megatron.runtime.world import World
 
 log = get_logger(__name__)

@@ -18,9 +18,9 @@ import re
 import shutil
 from pathlib import Path
 
-from megatron.checkpointing.durable import TEMPORARY_PREFIX, sync_folder
 from megatron.checkpointing.manifest import MANIFEST_NAME
 from megatron.errors import CheckpointError
+from megatron.runtime.durable import TEMPORARY_PREFIX, sync_folder
 
 LATEST_NAME = "latest"
 REPLACED_PREFIX = ".replaced-"

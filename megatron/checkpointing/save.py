@@ -31,17 +31,17 @@ import torch
 
 from megatron.checkpointing import folders
 from megatron.checkpointing.deepspeed_files import Engine, engine_facts, write_shards
-from megatron.checkpointing.durable import (
+from megatron.checkpointing.manifest import MANIFEST_NAME, Manifest
+from megatron.checkpointing.together import describe, together
+from megatron.errors import CheckpointError
+from megatron.logging import get_logger
+from megatron.runtime.durable import (
     new_file,
     replace_file,
     sync_folder,
     temporary_name,
     write_file,
 )
-from megatron.checkpointing.manifest import MANIFEST_NAME, Manifest
-from megatron.checkpointing.together import describe, together
-from megatron.errors import CheckpointError
-from megatron.logging import get_logger
 from megatron.runtime.stock_deepspeed import deepspeed
 from megatron.runtime.world import World
 

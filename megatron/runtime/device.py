@@ -46,6 +46,11 @@ def has_native_half_matmul() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+def pins_memory(device: torch.device) -> bool:
+    """Whether page-locked memory on the host speeds up copies to ``device``."""
+    return device.type == "cuda"
+
+
 def device_name(device: torch.device) -> str:
     """A name for people, such as ``NVIDIA H200`` or ``cpu``."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

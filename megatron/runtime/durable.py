@@ -1,4 +1,8 @@
-"""Files that are on the disk, whole, before anything says that they are there."""
+"""Files that are on the disk, whole, before anything says that they are there.
+
+Every byte that must survive a crash goes through :func:`new_file`. Renames become durable only when
+the folder that holds the name is flushed too (:func:`sync_folder`).
+"""
 
 from __future__ import annotations
 
@@ -12,21 +16,46 @@ from typing import BinaryIO
 # Some network and user-space file systems cannot flush a folder; they say so with one of these.
 _CANNOT_SYNC_FOLDERS = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
 
+TEMPORARY_PREFIX = ".tmp-"
+
 
 @contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
-    """Open ``path`` for writing from scratch; at the end of the block its bytes are on the disk."""
-    with open(path, "wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
+    """Open ``path`` for writing from scratch; at the end of the block its bytes are on the disk.
+
+    Raises:
+        OSError: with the file's name, also where the system gives none (a full disk, for one).
+    """
+    try:
+        with open(path, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def write_file(path: Path, content: bytes) -> int:
+    """Write a whole new file, flushed. Returns its size in bytes."""
+    with new_file(path) as file:
+        file.write(content)
+    return len(content)
+
+
+def temporary_name(path: Path) -> Path:
+    """Where ``path`` is prepared before it is renamed into place, in the same folder."""
+    return path.with_name(TEMPORARY_PREFIX + path.name)
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Give ``path`` new content at once: a reader sees the old file or the new one, whole."""
-    temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}")
-    with new_file(temporary) as file:
-        file.write(content)
+    """Give ``path`` new content at once: a reader sees the old file or the new one, whole.
+
+    Processes may do so at the same time; the last one's content stays.
+    """
+    temporary = temporary_name(path.with_name(f"{path.name}-{os.getpid()}"))
+    write_file(temporary, content)
     os.replace(temporary, path)
     sync_folder(path.parent)
 

@@ -16,12 +16,14 @@ from megatron.runtime.device import default_backend, local_device
 from megatron.runtime.stock_deepspeed import deepspeed
 from megatron.runtime.world import World
 
-# Waits that can be long (an index being built, a slow save) happen on the file system. In a
-# collective nobody is ever this late unless something is wrong.
-COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+# In a collective nobody is ever this late unless something is wrong: a rank that dies is noticed at
+# once, this is for one that hangs.
+COLLECTIVE_TIMEOUT_S = 1800.0
 
 
-def start_process(backend: str | None = None) -> World:
+def start_process(
+    backend: str | None = None, *, collective_timeout_s: float = COLLECTIVE_TIMEOUT_S
+) -> World:
     """Join the run that the launcher's variables describe and return this process's place in it.
 
     Without such variables this is a run of one process, on a port that is free. Initialises the
@@ -30,6 +32,7 @@ def start_process(backend: str | None = None) -> World:
 
     Args:
         backend: ``nccl`` or ``gloo``; None chooses by device.
+        collective_timeout_s: seconds that a rank waits in a collective for the others.
 
     Raises:
         LaunchError: the variables contradict each other, or the ranks cannot reach each other.
@@ -49,16 +52,19 @@ def start_process(backend: str | None = None) -> World:
     os.environ.setdefault("LOCAL_RANK", str(world.local_rank))
     local_device(world.local_rank)
     backend = backend or default_backend()
+    timeout = timedelta(seconds=collective_timeout_s)
     try:
         deepspeed.init_distributed(
             dist_backend=backend,
             auto_mpi_discovery=False,
             verbose=False,
-            timeout=COLLECTIVE_TIMEOUT,
+            timeout=timeout,
         )
     except (dist.DistError, RuntimeError, OSError) as error:
         raise LaunchError(_rendezvous_text(error)) from error
-    group = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo")
+    group = (
+        dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo", timeout=timeout)
+    )
     world = replace(world, cpu_group=group)
     return replace(world, run_id=world.broadcast(uuid.uuid4().hex[:12]))
 

@@ -30,7 +30,7 @@ from megatron.neox_arguments import NeoXArgs
 from megatron.runtime.device import default_backend, device_name, peak_memory_bytes
 from megatron.training.loop import LoggedStep
 from megatron.training.run_state import RunState
-from megatron.training.setup import Parts
+from megatron.training.setup import Parts, total_steps
 
 log = get_logger(__name__)
 
@@ -72,7 +72,7 @@ class Reporter:
         args, batch, state = self._args, self._parts.batch, at.state
         samples_per_sec = batch.global_batch_size / at.seconds
         tokens_per_sec = samples_per_sec * args.model.seq_length
-        total = args.training.train_iters or 0
+        total = total_steps(args)
         self._monitor.write(
             {
                 "iteration": state.step,
@@ -127,7 +127,7 @@ class Reporter:
             "%s",
             evaluation_line(
                 state.step,
-                training.train_iters or 0,
+                total_steps(self._args),
                 split,
                 loss,
                 math.exp(loss) if loss < 700 else math.inf,
@@ -191,7 +191,7 @@ def run_facts(args: NeoXArgs, parts: Parts, model: nn.Module, data: DataSplits) 
             )
             for name, split in data.facts.splits.items()
         ],
-        train_iters=args.training.train_iters or 0,
+        train_iters=total_steps(args),
         memory=estimate_memory(
             parameters=parameters,
             half_precision=m.precision != "fp32",

@@ -6,9 +6,13 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from megatron.checkpointing import CheckpointInfo
+from megatron.data.datasets import DataSplits, describe_difference
 from megatron.errors import CheckpointError
+from megatron.logging import get_logger
 from megatron.optimizers import LRSchedule
 from megatron.training.setup import Parts
+
+log = get_logger(__name__)
 
 
 class ScheduleChoice(Protocol):
@@ -20,12 +24,11 @@ class ScheduleChoice(Protocol):
     def use_checkpoint_lr_scheduler(self) -> bool: ...
 
 
-def stored_facts(
-    index_keys: Mapping[str, str], schedule: LRSchedule, parts: Parts
-) -> dict[str, Any]:
+def stored_facts(data: DataSplits, schedule: LRSchedule, parts: Parts) -> dict[str, Any]:
     """The facts to put into a checkpoint: which data in which order, which schedule, which vocabulary."""
     return {
-        "index_keys": dict(index_keys),
+        "index_keys": dict(data.index_keys),
+        "order_facts": {split: dict(facts) for split, facts in data.order_facts.items()},
         "lr_schedule": schedule.as_dict(),
         "vocab_size": parts.tokenizer.vocab_size,
         "padded_vocab_size": parts.padded_vocab,
@@ -34,24 +37,32 @@ def stored_facts(
     }
 
 
-def check_same_data(found: CheckpointInfo, index_keys: Mapping[str, str], *, allowed: bool) -> None:
-    """Refuse to go on with other data, or another order, than the checkpoint was trained on.
+def check_same_data(found: CheckpointInfo, data: DataSplits, *, allowed: bool) -> None:
+    """Refuse to go on with other data, or another order, than the checkpoint was made with.
 
-    The training split decides: that is where ``consumed_samples`` counts.
+    A held-out split may be read for more or fewer epochs: other settings of the evaluation change
+    which of its samples are read, not what is learnt. That is said, not refused.
 
     Raises:
-        CheckpointError: the keys differ and ``allow_data_change`` is not set.
+        CheckpointError: a split differs and ``allow_data_change`` is not set.
     """
-    stored = found.state.get("index_keys", {}).get("train")
-    if allowed or stored is None or stored == index_keys.get("train"):
+    stored: Mapping[str, Mapping[str, Any]] = found.state.get("order_facts", {})
+    changed: list[str] = []
+    for split, ours in data.order_facts.items():
+        differences = describe_difference(stored.get(split, ours), ours)
+        if split != "train" and all(text.startswith("epochs:") for text in differences):
+            for text in differences:
+                log.info("the %s split is read for other %s than before", split, text)
+            continue
+        changed += [f"    {split}: {text}" for text in differences]
+    if not changed or allowed:
         return
+    listing = "\n".join(changed[:5] + ([f"    … {len(changed) - 5} more"] if changed[5:] else []))
     raise CheckpointError(
         f"{found.path}: was trained on other data, or on the same in another order\n"
-        f"  found: index key {index_keys.get('train')} of the training split\n"
-        f"  expected: {stored}\n"
-        "  differ can: data_path's files, split, seq_length, seed, data_order, and train_iters or the "
-        "global batch size where they change the number of epochs\n"
-        "  to do: restore these, or set allow_data_change: true (samples may be repeated or left out)",
+        f"  checkpoint → configuration:\n{listing}\n"
+        "  to do: restore these (epochs follow from train_iters and the batch; with data_order: epochs "
+        "they do not matter), or set allow_data_change: true",
         everywhere=True,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from megatron.checkpointing import (
@@ -13,14 +14,15 @@ from megatron.checkpointing import (
     save_checkpoint,
 )
 from megatron.data.datasets import DataSplits, build_datasets
-from megatron.data.loader import build_step_loader
+from megatron.data.loader import StepLoader, build_step_loader
 from megatron.data.splits import samples_wanted
 from megatron.logging import get_logger
 from megatron.neox_arguments import NeoXArgs
 from megatron.optimizers import LRSchedule
+from megatron.runtime.device import pins_memory
 from megatron.runtime.world import World
 from megatron.training.evaluation_plan import EvaluationPlan
-from megatron.training.loop import Hooks, LoggedStep, Plan, train
+from megatron.training.loop import Hooks, Plan, train
 from megatron.training.report import Reporter, run_facts
 from megatron.training.resume import (
     check_same_data,
@@ -29,10 +31,30 @@ from megatron.training.resume import (
     stored_facts,
 )
 from megatron.training.run_state import RunState
-from megatron.training.setup import Parts, build_engine, build_model, build_parts, build_schedule
+from megatron.training.setup import (
+    Parts,
+    build_engine,
+    build_model,
+    build_parts,
+    build_schedule,
+    total_steps,
+)
 from megatron.training.step import StepSettings
 
 log = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Everything that a run holds once it is set up; only ``engine`` and ``state`` change."""
+
+    args: NeoXArgs
+    parts: Parts
+    data: DataSplits
+    engine: Any
+    schedule: LRSchedule
+    state: RunState
+    reporter: Reporter
 
 
 def run_training(args: NeoXArgs, world: World) -> RunState:
@@ -44,6 +66,7 @@ def run_training(args: NeoXArgs, world: World) -> RunState:
     args.require("train_iters", "data_path", purpose="training")
     for note in args.notes:
         log.info("%s", note)
+    # The checkpoint is looked for before anything slow is done.
     found = _find(args, world)
     parts = build_parts(args, world)
     data = _build_data(args, parts)
@@ -52,16 +75,17 @@ def run_training(args: NeoXArgs, world: World) -> RunState:
     schedule = schedule_to_follow(found, build_schedule(args), args.lr_schedule)
     state = _load(args, world, engine, data, found)
     reporter = Reporter.open(args, parts, model, state)
+    run = _Run(args, parts, data, engine, schedule, state, reporter)
     try:
         reporter.facts(run_facts(args, parts, model, data))
-        _train(args, parts, data, engine, schedule, state, reporter)
+        if _train(run):
+            _evaluate_at_the_end(run)
     finally:
         reporter.close()
     return state
 
 
 def _find(args: NeoXArgs, world: World) -> CheckpointInfo | None:
-    """The checkpoint to start from, looked for before anything slow is done."""
     load = args.checkpointing.load
     if load is None:
         return None
@@ -80,13 +104,14 @@ def _build_data(args: NeoXArgs, parts: Parts) -> DataSplits:
         seq_length=args.model.seq_length,
         seed=training.seed,
         wanted=samples_wanted(
-            training.train_iters,
+            total_steps(args),
             training.eval_interval,
             training.eval_iters,
             parts.batch.global_batch_size,
         ),
         world=parts.world,
         vocab_size=parts.tokenizer.vocab_size,
+        data_parallel_size=parts.batch.data_parallel_size,
     )
 
 
@@ -100,7 +125,7 @@ def _load(
         load_weights(engine.module, found, engine=engine)
         log.info("finetune: weights of %s; step, optimizer and schedule start afresh", found.path)
         return RunState()
-    check_same_data(found, data.index_keys, allowed=args.data.allow_data_change)
+    check_same_data(found, data, allowed=args.data.allow_data_change)
     check_same_schedule(found, build_schedule(args), args.lr_schedule)
     stored = load_checkpoint(
         engine, found, world=world, load_optim=not args.checkpointing.no_load_optim
@@ -115,75 +140,88 @@ def _load(
     return state
 
 
-def _train(
-    args: NeoXArgs,
-    parts: Parts,
-    data: DataSplits,
-    engine: Any,
-    schedule: LRSchedule,
-    state: RunState,
-    reporter: Reporter,
-) -> None:
-    evaluation = EvaluationPlan(args, parts, data, engine.module)
+def _train(run: _Run) -> bool:
+    """Train to the end; whether the run is at an end that it has not been evaluated at yet."""
+    args, state, total = run.args, run.state, total_steps(run.args)
+    if args.training.do_train is False:
+        return True
+    if state.step >= total:
+        log.info("the run is done: step %s of %s (train_iters)", f"{state.step:,}", f"{total:,}")
+        return False
+    evaluation = _evaluation(run)
 
     def evaluate(at: RunState) -> None:
         if evaluation.validates:
-            reporter.evaluation_starts()
-            reporter.evaluated("validation", at, evaluation.validation_loss(at.step))
+            run.reporter.evaluation_starts()
+            run.reporter.evaluated("validation", at, evaluation.validation_loss(at.step))
 
-    def save(at: RunState) -> None:
-        if args.checkpointing.save is not None:
-            _save(args, parts, data, engine, schedule, at)
-
-    total = args.training.train_iters
-    if state.step >= total:
-        log.info("the run is done: step %s of %s (train_iters)", f"{state.step:,}", f"{total:,}")
-        return
-    if args.training.do_train is not False:
-        loader = build_step_loader(
-            data.train,
-            first_sample=state.consumed_samples,
-            num_steps=total - state.step,
-            batch=parts.batch,
-            data_rank=parts.groups.get_data_parallel_rank(),
-            num_workers=args.data.num_workers,
-            eod_id=parts.tokenizer.eod if args.data.eod_mask_loss else None,
+    loader = _train_loader(run)
+    try:
+        why = train(
+            run.engine,
+            loader,
+            _step_settings(run),
+            run.schedule,
+            state,
+            _plan(args),
+            Hooks(log=run.reporter.logged, evaluate=evaluate, save=lambda at: _save(run, at)),
         )
-        try:
-            why = train(
-                engine,
-                loader,
-                _step_settings(args, parts),
-                schedule,
-                state,
-                _plan(args, evaluation),
-                Hooks(reporter.logged, evaluate, save),
+    finally:
+        loader.close()
+    log.info("%s after step %s of %s", why, f"{state.step:,}", f"{total:,}")
+    return why == "finished"
+
+
+def _evaluate_at_the_end(run: _Run) -> None:
+    """The losses on both held-out splits, as far as there are any."""
+    evaluation = _evaluation(run)
+    for split, wanted in (("validation", evaluation.validates), ("test", evaluation.tests)):
+        if wanted:
+            run.reporter.evaluation_starts()
+            loss = (
+                evaluation.test_loss()
+                if split == "test"
+                else evaluation.validation_loss(run.state.step)
             )
-        finally:
-            loader.close()
-        log.info("%s after step %s of %s", why, f"{state.step:,}", f"{total:,}")
-        if why != "finished":
-            return
-    evaluate(state)
-    if evaluation.tests:
-        reporter.evaluation_starts()
-        reporter.evaluated("test", state, evaluation.test_loss())
+            run.reporter.evaluated(split, run.state, loss)
 
 
-def _step_settings(args: NeoXArgs, parts: Parts) -> StepSettings:
-    return StepSettings(
-        device=parts.device,
-        groups=parts.groups,
-        seed=args.training.seed,
-        has_dropout=args.model.hidden_dropout > 0 or args.model.attention_dropout > 0,
-        zero_stage=args.optim.zero_stage,
+def _evaluation(run: _Run) -> EvaluationPlan:
+    return EvaluationPlan(run.args, run.parts, run.data, run.engine.module)
+
+
+def _train_loader(run: _Run) -> StepLoader:
+    """The training batches that are still to come."""
+    dataset = run.data.train
+    assert dataset is not None, "train_iters is above 0"
+    return build_step_loader(
+        dataset,
+        first_sample=run.state.consumed_samples,
+        num_steps=total_steps(run.args) - run.state.step,
+        batch=run.parts.batch,
+        data_rank=run.parts.groups.get_data_parallel_rank(),
+        num_workers=run.args.data.num_workers,
+        eod_id=run.parts.tokenizer.eod if run.args.data.eod_mask_loss else None,
+        pin_memory=pins_memory(run.parts.device),
     )
 
 
-def _plan(args: NeoXArgs, evaluation: EvaluationPlan) -> Plan:
-    saves = args.checkpointing.save_steps(args.training.train_iters)
+def _step_settings(run: _Run) -> StepSettings:
+    model = run.args.model
+    return StepSettings(
+        device=run.parts.device,
+        groups=run.parts.groups,
+        seed=run.args.training.seed,
+        has_dropout=model.hidden_dropout > 0 or model.attention_dropout > 0,
+        zero_stage=run.args.optim.zero_stage,
+    )
+
+
+def _plan(args: NeoXArgs) -> Plan:
+    total = total_steps(args)
+    saves = args.checkpointing.save_steps(total)
     return Plan(
-        train_iters=args.training.train_iters,
+        train_iters=total,
         log_interval=args.logging.log_interval,
         evaluates=lambda step: step % args.training.eval_interval == 0,
         saves=lambda step: step in saves,
@@ -191,26 +229,20 @@ def _plan(args: NeoXArgs, evaluation: EvaluationPlan) -> Plan:
     )
 
 
-def _save(
-    args: NeoXArgs,
-    parts: Parts,
-    data: DataSplits,
-    engine: Any,
-    schedule: LRSchedule,
-    state: RunState,
-) -> None:
-    settings = args.checkpointing
-    assert settings.save is not None
+def _save(run: _Run, state: RunState) -> None:
+    args, settings = run.args, run.args.checkpointing
+    if settings.save is None:
+        return
     started = time.perf_counter()
     folder = save_checkpoint(
-        engine,
+        run.engine,
         save_dir=settings.save,
         step=state.step,
-        state=state.as_dict() | stored_facts(data.index_keys, schedule, parts),
-        world=parts.world,
+        state=state.as_dict() | stored_facts(run.data, run.schedule, run.parts),
+        world=run.parts.world,
         config_files=args.files,
         config_flat=args.flat(),
-        layout=_layout(args, parts),
+        layout=_layout(args, run.parts),
         node_local=settings.use_node_local_storage,
         keep_last=settings.keep_last_n_checkpoints,
         no_save_optim=settings.no_save_optim,
@@ -230,6 +262,3 @@ def _layout(args: NeoXArgs, parts: Parts) -> dict[str, int | str]:
         "zero_stage": args.optim.zero_stage,
         "precision": args.model.precision,
     }
-
-
-__all__ = ["LoggedStep", "run_training"]

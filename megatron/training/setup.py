@@ -52,14 +52,16 @@ def build_parts(args: NeoXArgs, world: World) -> Parts:
         args.tokenizer.tokenizer_type, args.tokenizer.vocab_file, args.tokenizer.merge_file
     )
     model_parallel = args.parallelism.model_parallel_size
+    padded = padded_vocab_size(
+        tokenizer.vocab_size, args.model.make_vocab_size_divisible_by, model_parallel
+    )
+    args.check_runtime(world_size=world.size, padded_vocab_size=padded)
     return Parts(
         world=world,
         groups=ParallelGroups(world, model_parallel_size=model_parallel),
         device=local_device(world.local_rank),
         tokenizer=tokenizer,
-        padded_vocab=padded_vocab_size(
-            tokenizer.vocab_size, args.model.make_vocab_size_divisible_by, model_parallel
-        ),
+        padded_vocab=padded,
         batch=args.batch_sizes(world.size),
     )
 
@@ -92,6 +94,13 @@ def build_engine(args: NeoXArgs, parts: Parts, model: GPT2Model) -> Any:
     return engine
 
 
+def total_steps(args: NeoXArgs) -> int:
+    """``train_iters`` of a run that trains, which has insisted on it at its start."""
+    steps = args.training.train_iters
+    assert steps is not None
+    return steps
+
+
 def build_schedule(args: NeoXArgs) -> LRSchedule:
     """The learning rates of the run."""
     schedule = args.lr_schedule
@@ -99,7 +108,7 @@ def build_schedule(args: NeoXArgs) -> LRSchedule:
         lr=args.optim.lr,
         min_lr=schedule.min_lr,
         length=LRSchedule.length_of(
-            args.training.train_iters, schedule.lr_decay_iters, schedule.lr_decay_fraction
+            total_steps(args), schedule.lr_decay_iters, schedule.lr_decay_fraction
         ),
         warmup=schedule.warmup,
         style=schedule.lr_decay_style,

@@ -14,11 +14,11 @@ import torch
 
 from megatron.checkpointing import (
     deepspeed_files,
-    durable,
     find_checkpoint,
     load_checkpoint,
     load_weights,
 )
+from megatron.runtime import durable
 from megatron.runtime.world import World
 from tests.checkpointing.engines import (
     TinyNet,

@@ -12,9 +12,9 @@ from unittest import mock
 
 import pytest
 
-from megatron.checkpointing.durable import new_file, replace_file, sync_folder
 from megatron.checkpointing.together import describe, together
 from megatron.errors import CheckpointError, DataError
+from megatron.runtime.durable import new_file, replace_file, sync_folder
 from megatron.runtime.world import World
 
 

@@ -137,8 +137,7 @@ def train_iters() -> int:
     """The number of steps that the configuration asks for."""
     from megatron.neox_arguments import NeoXArgs  # noqa: PLC0415 - needs ROOT on the path first
 
-    iters: int = NeoXArgs.from_ymls([str(CONFIG)]).training.train_iters
-    return iters
+    return NeoXArgs.from_ymls([str(CONFIG)]).training.train_iters or 0
 
 
 def known_words(sample: str) -> float:

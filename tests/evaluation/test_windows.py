@@ -1,0 +1,61 @@
+"""Protects that a score predicts every token but the first exactly once, on any number of ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from megatron.evaluation.windows import Windows
+
+
+class Lists:
+    """Documents in memory."""
+
+    def __init__(self, *documents: list[int]) -> None:
+        self._documents = [np.array(d, np.uint16) for d in documents]
+        self.sizes = np.array([len(d) for d in documents], np.int32)
+
+    def get(self, index: int, offset: int = 0, length: int | None = None) -> NDArray[np.integer]:
+        stop = None if length is None else offset + length
+        return self._documents[index][offset:stop]
+
+
+def test_literal() -> None:
+    windows = Windows(Lists([9], [1, 2, 3], [], [4, 5, 6, 7]), 1, 4, seq_length=4, filler=0)
+    assert windows.num_tokens == 7
+    assert len(windows) == 2
+    (batch,) = windows.batches(size=8)
+    assert batch.tokens.tolist() == [[[1, 2, 3, 4, 5], [5, 6, 7, 0, 0]]]
+    assert batch.loss_mask.tolist() == [[[True] * 4, [True, True, False, False]]]
+
+
+@pytest.mark.parametrize("documents", [[[]], [[5]], [[], []]])
+def test_nothing_to_predict(documents: list[list[int]]) -> None:
+    windows = Windows(Lists(*documents), 0, len(documents), seq_length=4)
+    assert len(windows) == 0
+    assert list(windows.batches(size=2)) == []
+
+
+@given(
+    lengths=st.lists(st.integers(0, 12), min_size=1, max_size=8),
+    seq_length=st.integers(1, 9),
+    size=st.integers(1, 4),
+    ranks=st.integers(1, 3),
+)
+def test_every_token_once(lengths: list[int], seq_length: int, size: int, ranks: int) -> None:
+    stream = list(range(sum(lengths)))
+    ends = np.cumsum(lengths).tolist()
+    documents = [stream[end - n : end] for end, n in zip(ends, lengths, strict=True)]
+    windows = Windows(Lists(*documents), 0, len(documents), seq_length=seq_length)
+    predicted = []
+    for rank in range(ranks):
+        for batch in windows.batches(size=size, rank=rank, ranks=ranks):
+            assert batch.tokens.shape[1] <= size
+            tokens, mask = batch.tokens[0], batch.loss_mask[0]
+            predicted += tokens[:, 1:][mask].tolist()
+            # What stands before each predicted token in its window is what precedes it in the text.
+            assert (tokens[:, :-1][mask] + 1 == tokens[:, 1:][mask]).all()
+    assert sorted(predicted) == stream[1:]
