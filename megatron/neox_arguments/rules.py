@@ -330,5 +330,12 @@ def _notes(args: NeoXArgs) -> Iterator[str]:
         "pipe_partition_method"
     ):
         yield "ignored: pipe_partition_method (there is one pipeline stage)"
+    if args.launch.launcher != field_default("launcher"):
+        yield "ignored: launcher (starts are on one host for now)"
+    if args.logging.git_hash is not None:
+        yield "ignored: git_hash (a run says for itself what it runs)"
+    for key in ("no_save_rng", "no_load_rng"):
+        if getattr(args.checkpointing, key):
+            yield f"ignored: {key} (seeds follow from the step: there is no generator state to keep)"
     if model.bias_gelu_fusion and model.activation != "gelu":
         yield f"ignored: bias_gelu_fusion (activation is {model.activation})"

@@ -187,6 +187,7 @@ def test_ignored_keys_are_named_once_with_the_reason() -> None:
         "wandb_project": "neox",
         "te_fp8_format": "hybrid",
         "pipe_parallel_size": 1,
+        "no_load_rng": True,
     }
     notes = NeoXArgs.from_dict(small(**changes)).notes
     kernels = "kernels are PyTorch's own here, whatever is fused"
@@ -199,7 +200,7 @@ def test_ignored_keys_are_named_once_with_the_reason() -> None:
     )
     assert any(note.startswith("pipe_parallel_size: 1 runs the plain form") for note in notes)
     assert not any("rope_fusion" in note for note in notes)
-    assert len(notes) == 5
+    assert len(notes) == 6
 
 
 @pytest.mark.parametrize(

@@ -126,4 +126,4 @@ class LoggingArgs:
     """DeepSpeed's timing of forward, backward and step."""
 
     git_hash: str | None = None
-    """Version of the code that the run is said to use. Default: what git says."""
+    """Version of the code, as GPT-NeoX writes it into its own configurations. Ignored, and said so."""
