@@ -1,0 +1,89 @@
+"""Protects the plan of the house: who may import whom.
+
+A file imports from floors below its own; rooms on one floor do not know each other. The configuration
+imports neither torch nor DeepSpeed, DeepSpeed is imported by one file, and one file names cuda.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+FLOORS = [
+    ["errors", "logging"],
+    ["neox_arguments"],
+    ["runtime"],
+    ["mpu"],
+    ["tokenizer", "data", "model"],
+    ["preprocessing", "losses", "optimizers", "checkpointing", "monitor"],
+    ["training", "generation", "launch"],
+    ["evaluation"],
+]
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+FILES = sorted((ROOT / "megatron").rglob("*.py"))
+
+
+def room_of(module: str) -> str | None:
+    parts = module.split(".")
+    return parts[1] if parts[0] == "megatron" and len(parts) > 1 else None
+
+
+def imports(path: Path) -> list[str]:
+    """Every module that a file imports anywhere in it, in full."""
+    found: list[str] = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [name.name for name in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            assert node.module is not None
+            found += [f"{node.module}.{name.name}" for name in node.names]
+    return found
+
+
+def test_every_room_has_a_floor() -> None:
+    rooms = {room_of(".".join(path.relative_to(ROOT).with_suffix("").parts)) for path in FILES}
+    assert rooms - {"__init__"} == set(FLOOR_OF)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_go_down(path: Path) -> None:
+    own = room_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    for module in imports(path):
+        room = room_of(module)
+        if room in FLOOR_OF and own in FLOOR_OF and room != own:
+            assert FLOOR_OF[room] < FLOOR_OF[own], f"{own} (floor {FLOOR_OF[own]}) imports {module}"
+
+
+def test_deepspeed_is_imported_by_one_file() -> None:
+    users = [p for p in FILES if any(m.split(".")[0] == "deepspeed" for m in imports(p))]
+    assert [p.name for p in users] == ["stock_deepspeed.py"]
+
+
+def test_cuda_is_named_in_one_file() -> None:
+    def names_cuda(path: Path) -> bool:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        return any(
+            (isinstance(node, ast.Attribute) and node.attr == "cuda")
+            or (isinstance(node, ast.Constant) and node.value == "cuda")
+            for node in ast.walk(tree)
+        )
+
+    assert [p.name for p in FILES if names_cuda(p)] == ["device.py"]
+
+
+def test_the_configuration_needs_no_torch() -> None:
+    code = (
+        "import sys, megatron.neox_arguments.arguments_cli, megatron.launch.main; "
+        "print(sorted({'torch', 'deepspeed', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
