@@ -9,7 +9,6 @@ from megatron.errors import run_door
 from megatron.evaluation.run import add_evaluation_arguments, run_evaluation
 from megatron.neox_arguments.arguments_cli import add_config_arguments, args_from_cli
 from megatron.runtime.process import end_process, start_process
-from megatron.runtime.world import World
 
 
 def main() -> None:
@@ -17,7 +16,7 @@ def main() -> None:
     add_config_arguments(parser)
     add_evaluation_arguments(parser)
     parsed = parser.parse_args()
-    args = args_from_cli(parsed, world_size=World.from_env().size)
+    args = args_from_cli(parsed)
     text = run_evaluation(args, start_process(args.training.distributed_backend), parsed)
     if text:
         print(text, flush=True)

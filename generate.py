@@ -9,7 +9,6 @@ from megatron.errors import run_door
 from megatron.generation.run import run_generation
 from megatron.neox_arguments.arguments_cli import add_config_arguments, args_from_cli
 from megatron.runtime.process import end_process, start_process
-from megatron.runtime.world import World
 from megatron.training.loading import load_trained_model
 from megatron.training.setup import build_parts
 
@@ -19,7 +18,7 @@ A_WEEK_S = 7 * 24 * 3600.0
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_config_arguments(parser)
-    args = args_from_cli(parser.parse_args(), world_size=World.from_env().size)
+    args = args_from_cli(parser.parse_args())
     world = start_process(
         args.training.distributed_backend,
         # In a conversation the other ranks wait for what the first one is told.

@@ -16,7 +16,7 @@ def version() -> str:
     for line in (HERE / "megatron" / "__init__.py").read_text(encoding="utf-8").splitlines():
         if line.startswith("__version__"):
             return line.split('"')[1]
-    raise RuntimeError("megatron/__init__.py: no line __version__ = \"…\" found")
+    raise RuntimeError('megatron/__init__.py: no line __version__ = "…" found')
 
 
 setup(

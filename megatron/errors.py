@@ -6,6 +6,7 @@ exception is a fault of this project and keeps its traceback.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import time
@@ -15,6 +16,14 @@ from collections.abc import Callable
 # A rank whose error is the same on every rank waits this long (seconds) for rank 0 to say it
 # before it ends, because the launcher stops the whole job as soon as the first rank has ended.
 _SPEAKER_HEAD_START = 2.0
+
+# What the collectives' libraries say when a rank at the other end has ended: never the cause itself.
+_LOST_PEER = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "remote process exited",
+    "Broken pipe",
+)
 
 EXIT_USER_ERROR = 2
 EXIT_FAULT = 1
@@ -64,8 +73,10 @@ class TrainingError(NeoXError):
 def run_door(main: Callable[[], int | None]) -> None:
     """Run a program's ``main`` and end the process with a status that tells the truth.
 
-    A :class:`NeoXError` is shown as text, anything else with its traceback. The process then ends at
-    once, without waiting for helper threads or collectives that no peer will ever complete.
+    A :class:`NeoXError` is shown as text, anything else with its traceback; but a rank that only
+    notices that another one has ended says so in two lines, after the other has spoken. The process
+    then ends at once, without waiting for helper threads or collectives that no peer will ever
+    complete.
     """
     rank = os.environ.get("RANK")
     try:
@@ -83,12 +94,32 @@ def run_door(main: Callable[[], int | None]) -> None:
         status = stop.code if isinstance(stop.code, int) else EXIT_USER_ERROR
         if isinstance(stop.code, str):
             sys.stderr.write(stop.code + "\n")
-    except BaseException:  # noqa: BLE001 - shown whole, and the status says so
+    except BaseException as error:  # noqa: BLE001 - shown whole, and the status says so
         prefix = f"rank {rank}: " if rank is not None else ""
-        sys.stderr.write("".join(prefix + line for line in traceback.format_exc().splitlines(True)))
+        text = _lost_peer_text(error)
+        if text is None:
+            text = "".join(prefix + line for line in traceback.format_exc().splitlines(True))
+        else:
+            # A launcher that sees the other rank's end stops this one meanwhile.
+            time.sleep(_SPEAKER_HEAD_START)
+            text = f"{prefix}error: {text}"
+        sys.stderr.write(text)
         status = EXIT_FAULT
+    if status == 0:
+        # What a successful program has asked for at its end. The interpreter's own end is left out:
+        # with torch and DeepSpeed loaded it takes seconds, and frees what ends with the process.
+        atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    if status:
-        os._exit(status)
-    sys.exit(0)
+    os._exit(status)
+
+
+def _lost_peer_text(error: BaseException) -> str | None:
+    """What to say of an error that means no more than that another rank has ended; else None."""
+    words = str(error)
+    if not isinstance(error, RuntimeError) or not any(sign in words for sign in _LOST_PEER):
+        return None
+    return (
+        f"another rank of this run has ended\n  found: {words.splitlines()[0][:200]}\n"
+        "  to do: see that rank's own message\n"
+    )

@@ -11,11 +11,10 @@ these threads may hold: a worker does one thing, copying numbers from mapped fil
 
 from __future__ import annotations
 
-import ctypes
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,9 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 from megatron.data.sample_dataset import SampleDataset
 from megatron.data.samplers import Batch, step_samples
 from megatron.errors import DataError, NeoXError
-
-_PR_SET_PDEATHSIG: Final = 1
-_libc = ctypes.CDLL(None)
+from megatron.runtime.parent import end_with_parent
 
 
 @dataclass(frozen=True)
@@ -188,7 +185,7 @@ def _unchanged(batch: Any) -> Any:
 
 def _start_worker(number: int) -> None:
     """Set up a worker: it ends with its parent, and leaves signals to stop to it."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent(signal.SIGKILL)
     # A scheduler or Ctrl-C signals all processes of a job; the parent finishes its step and needs the
     # workers until then. They end when it closes the loader.
     for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):

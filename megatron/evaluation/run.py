@@ -21,6 +21,9 @@ from megatron.training.setup import Parts, build_parts
 
 SPLITS = ("train", "valid", "test")
 
+# Where the configuration does not say what fits into memory (train_micro_batch_size_per_gpu).
+WINDOWS_AT_ONCE = 4
+
 
 def add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``eval.py`` beside those of the configuration."""
@@ -56,7 +59,7 @@ def run_evaluation(args: NeoXArgs, world: World, asked: argparse.Namespace) -> s
         tokenizer=parts.tokenizer,
         groups=parts.groups,
         device=parts.device,
-        micro_batch_size=parts.batch.micro_batch_size,
+        micro_batch_size=args.batch.train_micro_batch_size_per_gpu or WINDOWS_AT_ONCE,
     )
     if not world.is_first:
         return None

@@ -25,6 +25,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 
 from megatron.errors import LaunchError
 from megatron.launch.plan import LaunchPlan
+from megatron.runtime.parent import LAUNCHER_PID_VARIABLE
 
 # What the ranks of a failed run get before they are killed, in seconds.
 SHUTDOWN_TIMEOUT = 20
@@ -37,6 +38,7 @@ def run_local(plan: LaunchPlan) -> int:
     that a signal ended. The others are ended within ``SHUTDOWN_TIMEOUT`` seconds then.
     """
     os.environ.update(plan.env)
+    os.environ[LAUNCHER_PID_VARIABLE] = str(os.getpid())
     # Otherwise the agent logs each start and each end; what matters is said below.
     quiet = logging.getLogger("torch.distributed.elastic")
     quiet.addHandler(logging.NullHandler())

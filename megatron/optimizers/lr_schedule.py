@@ -44,7 +44,8 @@ class LRSchedule:
         """The learning rate of the 0-based ``step``; after the end the last value stays."""
         warmup_steps = self.warmup * self.length
         if warmup_steps > 0 and step <= warmup_steps:
-            return self.lr * max(1, step) / warmup_steps
+            # Less than one step of warm-up must not raise the first rate above the highest.
+            return min(self.lr, self.lr * max(1, step) / warmup_steps)
         decay_steps = self.length - warmup_steps
         t = min(1.0, (step - warmup_steps) / decay_steps) if decay_steps > 0 else 1.0
         if self.style == "constant":

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from megatron import logging as neox_logging
 from megatron.errors import LaunchError
 from megatron.runtime.device import default_backend, local_device
+from megatron.runtime.parent import end_with_launcher
 from megatron.runtime.stock_deepspeed import deepspeed
 from megatron.runtime.world import World
 
@@ -37,6 +38,7 @@ def start_process(
     Raises:
         LaunchError: the variables contradict each other, or the ranks cannot reach each other.
     """
+    end_with_launcher()
     world = World.from_env()
     neox_logging.configure(world.rank)
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")

@@ -10,7 +10,7 @@ from torch import nn
 
 from megatron.data.datasets import DataSplits, SampleDataset
 from megatron.data.loader import build_step_loader
-from megatron.neox_arguments import NeoXArgs
+from megatron.neox_arguments import BatchSizes, NeoXArgs
 from megatron.training.evaluate import total_loss
 from megatron.training.setup import Parts
 
@@ -25,13 +25,22 @@ class EvaluationPlan:
     Args:
         args: the configuration.
         parts: the run's parts.
+        batch: samples of a step, and how they are spread.
         data: its splits; an empty one is None and is never evaluated.
         model: the model under the engine.
     """
 
-    def __init__(self, args: NeoXArgs, parts: Parts, data: DataSplits, model: nn.Module) -> None:
+    def __init__(
+        self,
+        args: NeoXArgs,
+        parts: Parts,
+        batch: BatchSizes,
+        data: DataSplits,
+        model: nn.Module,
+    ) -> None:
         self._args = args
         self._parts = parts
+        self._batch = batch
         self._data = data
         self._model = model
         wanted = args.training.eval_iters > 0
@@ -55,9 +64,9 @@ class EvaluationPlan:
         parts = self._parts
         loader = build_step_loader(
             dataset,
-            first_sample=number * iters * parts.batch.global_batch_size,
+            first_sample=number * iters * self._batch.global_batch_size,
             num_steps=iters,
-            batch=parts.batch,
+            batch=self._batch,
             data_rank=parts.groups.get_data_parallel_rank(),
             # Evaluations are short: starting workers would take longer than they save.
             num_workers=0,

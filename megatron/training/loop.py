@@ -84,7 +84,6 @@ def train(
         TrainingError: the loss or the gradient norm is not finite.
     """
     step_watch, data_watch = Stopwatch(), Stopwatch()
-    why = "finished"
     steps_timed = 0
     engine.train()
     with StopRequest() as request:
@@ -113,13 +112,22 @@ def train(
                 hooks.log(LoggedStep(state, loss, rate, result.grad_norm, seconds, waited))
             if plan.evaluates(state.step) and not is_last:
                 hooks.evaluate(state)
-            if result.stop:
-                why = f"stopped by {request.signal_name or 'a signal to another rank'}"
-            elif plan.exit_interval and state.step % plan.exit_interval == 0 and not is_last:
-                why = f"stopped by exit_interval {plan.exit_interval}"
-            stopping = why != "finished"
-            if stopping or is_last or plan.saves(state.step):
+            why = _reason_to_stop(state.step, result.stop, request, plan)
+            if why or is_last or plan.saves(state.step):
                 hooks.save(state)
-            if stopping:
-                break
-    return why
+            if why:
+                return why
+    return "finished"
+
+
+def _reason_to_stop(
+    step: int, asked_somewhere: bool, request: StopRequest, plan: Plan
+) -> str | None:
+    """Why the run ends after ``step`` before its time, or None. The last step ends it anyway."""
+    if step == plan.train_iters:
+        return None
+    if asked_somewhere:
+        return f"stopped by {request.signal_name or 'a signal to another rank'}"
+    if plan.exit_interval and step % plan.exit_interval == 0:
+        return f"stopped by exit_interval {plan.exit_interval}"
+    return None

@@ -26,7 +26,7 @@ from megatron.monitor import (
     peak_flops,
 )
 from megatron.monitor import ModelFacts as ModelText
-from megatron.neox_arguments import NeoXArgs
+from megatron.neox_arguments import BatchSizes, NeoXArgs
 from megatron.runtime.device import default_backend, device_name, peak_memory_bytes
 from megatron.training.loop import LoggedStep
 from megatron.training.run_state import RunState
@@ -41,15 +41,25 @@ _LOOKED_UP = ("word_embeddings.weight", "position_embeddings.weight")
 class Reporter:
     """Writes log lines and metrics of one run; on other ranks than the first it is silent."""
 
-    def __init__(self, args: NeoXArgs, parts: Parts, model: nn.Module, monitor: Monitor) -> None:
+    def __init__(
+        self,
+        args: NeoXArgs,
+        parts: Parts,
+        batch: BatchSizes,
+        model: nn.Module,
+        monitor: Monitor,
+    ) -> None:
         self._args = args
         self._parts = parts
+        self._batch = batch
         self._monitor = monitor
         self._flops_per_token = _flops_per_token(args, model)
         self._evaluating_since = 0.0
 
     @staticmethod
-    def open(args: NeoXArgs, parts: Parts, model: nn.Module, state: RunState) -> Reporter:
+    def open(
+        args: NeoXArgs, parts: Parts, batch: BatchSizes, model: nn.Module, state: RunState
+    ) -> Reporter:
         """Open the sinks and cut what an earlier process wrote beyond ``state``.
 
         Raises:
@@ -62,14 +72,14 @@ class Reporter:
             tensorboard_dir=args.logging.tensorboard_dir,
         )
         monitor.cut_after(state.step)
-        return Reporter(args, parts, model, monitor)
+        return Reporter(args, parts, batch, model, monitor)
 
     def close(self) -> None:
         self._monitor.close()
 
     def logged(self, at: LoggedStep) -> None:
         """One interval of training."""
-        args, batch, state = self._args, self._parts.batch, at.state
+        args, batch, state = self._args, self._batch, at.state
         samples_per_sec = batch.global_batch_size / at.seconds
         tokens_per_sec = samples_per_sec * args.model.seq_length
         total = total_steps(args)
@@ -131,7 +141,7 @@ class Reporter:
                 split,
                 loss,
                 math.exp(loss) if loss < 700 else math.inf,
-                training.eval_iters * self._parts.batch.global_batch_size,
+                training.eval_iters * self._batch.global_batch_size,
                 time.perf_counter() - self._evaluating_since,
             ),
         )
@@ -142,7 +152,9 @@ class Reporter:
             log.info("%s", line)
 
 
-def run_facts(args: NeoXArgs, parts: Parts, model: nn.Module, data: DataSplits) -> RunFacts:
+def run_facts(
+    args: NeoXArgs, parts: Parts, batch: BatchSizes, model: nn.Module, data: DataSplits
+) -> RunFacts:
     """The facts of a run, from its parts."""
     sizes = {name: p.numel() for name, p in model.named_parameters()}
     parameters = sum(sizes.values())
@@ -176,10 +188,10 @@ def run_facts(args: NeoXArgs, parts: Parts, model: nn.Module, data: DataSplits) 
             zero_stage=args.optim.zero_stage,
         ),
         batch=BatchFacts(
-            global_batch_size=parts.batch.global_batch_size,
-            micro_batch_size=parts.batch.micro_batch_size,
-            gradient_accumulation_steps=parts.batch.gradient_accumulation_steps,
-            data_parallel_size=parts.batch.data_parallel_size,
+            global_batch_size=batch.global_batch_size,
+            micro_batch_size=batch.micro_batch_size,
+            gradient_accumulation_steps=batch.gradient_accumulation_steps,
+            data_parallel_size=batch.data_parallel_size,
         ),
         splits=[
             SplitFacts(
@@ -197,7 +209,7 @@ def run_facts(args: NeoXArgs, parts: Parts, model: nn.Module, data: DataSplits) 
             half_precision=m.precision != "fp32",
             zero_stage=args.optim.zero_stage,
             data_parallel_size=grid.data,
-            micro_batch_size=parts.batch.micro_batch_size,
+            micro_batch_size=batch.micro_batch_size,
             seq_length=m.seq_length,
             num_layers=m.num_layers,
             hidden_size=m.hidden_size,

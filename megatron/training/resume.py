@@ -9,6 +9,7 @@ from megatron.checkpointing import CheckpointInfo
 from megatron.data.datasets import DataSplits, describe_difference
 from megatron.errors import CheckpointError
 from megatron.logging import get_logger
+from megatron.neox_arguments import BatchSizes
 from megatron.optimizers import LRSchedule
 from megatron.training.setup import Parts
 
@@ -24,7 +25,9 @@ class ScheduleChoice(Protocol):
     def use_checkpoint_lr_scheduler(self) -> bool: ...
 
 
-def stored_facts(data: DataSplits, schedule: LRSchedule, parts: Parts) -> dict[str, Any]:
+def stored_facts(
+    data: DataSplits, schedule: LRSchedule, parts: Parts, batch: BatchSizes
+) -> dict[str, Any]:
     """The facts to put into a checkpoint: which data in which order, which schedule, which vocabulary."""
     return {
         "index_keys": dict(data.index_keys),
@@ -33,7 +36,7 @@ def stored_facts(data: DataSplits, schedule: LRSchedule, parts: Parts) -> dict[s
         "vocab_size": parts.tokenizer.vocab_size,
         "padded_vocab_size": parts.padded_vocab,
         "tokenizer": parts.tokenizer.fingerprint(),
-        "global_batch_size": parts.batch.global_batch_size,
+        "global_batch_size": batch.global_batch_size,
     }
 
 

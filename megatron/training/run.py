@@ -17,7 +17,7 @@ from megatron.data.datasets import DataSplits, build_datasets
 from megatron.data.loader import StepLoader, build_step_loader
 from megatron.data.splits import samples_wanted
 from megatron.logging import get_logger
-from megatron.neox_arguments import NeoXArgs
+from megatron.neox_arguments import BatchSizes, NeoXArgs
 from megatron.optimizers import LRSchedule
 from megatron.runtime.device import pins_memory
 from megatron.runtime.world import World
@@ -50,6 +50,7 @@ class _Run:
 
     args: NeoXArgs
     parts: Parts
+    batch: BatchSizes
     data: DataSplits
     engine: Any
     schedule: LRSchedule
@@ -69,15 +70,16 @@ def run_training(args: NeoXArgs, world: World) -> RunState:
     # The checkpoint is looked for before anything slow is done.
     found = _find(args, world)
     parts = build_parts(args, world)
-    data = _build_data(args, parts)
+    batch = args.batch_sizes(world.size)
+    data = _build_data(args, parts, batch)
     model = build_model(args, parts)
     engine = build_engine(args, parts, model)
     schedule = schedule_to_follow(found, build_schedule(args), args.lr_schedule)
     state = _load(args, world, engine, data, found)
-    reporter = Reporter.open(args, parts, model, state)
-    run = _Run(args, parts, data, engine, schedule, state, reporter)
+    reporter = Reporter.open(args, parts, batch, model, state)
+    run = _Run(args, parts, batch, data, engine, schedule, state, reporter)
     try:
-        reporter.facts(run_facts(args, parts, model, data))
+        reporter.facts(run_facts(args, parts, batch, model, data))
         if _train(run):
             _evaluate_at_the_end(run)
     finally:
@@ -97,7 +99,7 @@ def _find(args: NeoXArgs, world: World) -> CheckpointInfo | None:
     return found
 
 
-def _build_data(args: NeoXArgs, parts: Parts) -> DataSplits:
+def _build_data(args: NeoXArgs, parts: Parts, batch: BatchSizes) -> DataSplits:
     training = args.training
     return build_datasets(
         args.data,
@@ -107,11 +109,11 @@ def _build_data(args: NeoXArgs, parts: Parts) -> DataSplits:
             total_steps(args),
             training.eval_interval,
             training.eval_iters,
-            parts.batch.global_batch_size,
+            batch.global_batch_size,
         ),
         world=parts.world,
         vocab_size=parts.tokenizer.vocab_size,
-        data_parallel_size=parts.batch.data_parallel_size,
+        data_parallel_size=batch.data_parallel_size,
     )
 
 
@@ -187,7 +189,7 @@ def _evaluate_at_the_end(run: _Run) -> None:
 
 
 def _evaluation(run: _Run) -> EvaluationPlan:
-    return EvaluationPlan(run.args, run.parts, run.data, run.engine.module)
+    return EvaluationPlan(run.args, run.parts, run.batch, run.data, run.engine.module)
 
 
 def _train_loader(run: _Run) -> StepLoader:
@@ -198,7 +200,7 @@ def _train_loader(run: _Run) -> StepLoader:
         dataset,
         first_sample=run.state.consumed_samples,
         num_steps=total_steps(run.args) - run.state.step,
-        batch=run.parts.batch,
+        batch=run.batch,
         data_rank=run.parts.groups.get_data_parallel_rank(),
         num_workers=run.args.data.num_workers,
         eod_id=run.parts.tokenizer.eod if run.args.data.eod_mask_loss else None,
@@ -238,7 +240,7 @@ def _save(run: _Run, state: RunState) -> None:
         run.engine,
         save_dir=settings.save,
         step=state.step,
-        state=state.as_dict() | stored_facts(run.data, run.schedule, run.parts),
+        state=state.as_dict() | stored_facts(run.data, run.schedule, run.parts, run.batch),
         world=run.parts.world,
         config_files=args.files,
         config_flat=args.flat(),

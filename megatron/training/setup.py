@@ -13,7 +13,7 @@ import torch
 
 from megatron.model import GPT2Model
 from megatron.mpu import ParallelGroups
-from megatron.neox_arguments import BatchSizes, NeoXArgs
+from megatron.neox_arguments import NeoXArgs
 from megatron.optimizers import LRSchedule, weight_decay_groups
 from megatron.runtime.device import local_device
 from megatron.runtime.stock_deepspeed import deepspeed
@@ -31,7 +31,6 @@ class Parts:
         device: where this rank computes.
         tokenizer: text to ids and back.
         padded_vocab: rows of the embedding, at least ``tokenizer.vocab_size``.
-        batch: samples per step, per micro-batch, and how many of those.
     """
 
     world: World
@@ -39,7 +38,6 @@ class Parts:
     device: torch.device
     tokenizer: Tokenizer
     padded_vocab: int
-    batch: BatchSizes
 
 
 def build_parts(args: NeoXArgs, world: World) -> Parts:
@@ -62,7 +60,6 @@ def build_parts(args: NeoXArgs, world: World) -> Parts:
         device=local_device(world.local_rank),
         tokenizer=tokenizer,
         padded_vocab=padded,
-        batch=args.batch_sizes(world.size),
     )
 
 
