@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -43,6 +44,20 @@ def test_a_fault_keeps_its_traceback() -> None:
     assert done.returncode == 1
     assert "Traceback" in done.stderr
     assert "ValueError: ours" in done.stderr
+
+
+def test_a_rank_that_lost_another_is_no_fault_and_lets_the_other_speak() -> None:
+    words = "[pair.cc:553] Connection closed by peer [127.0.0.1]:1730. GLHF!"
+    begin = time.monotonic()
+    done = run(f"raise RuntimeError({words!r})", RANK="1")
+    assert time.monotonic() - begin > 2
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"rank 1: error: another rank of this run has ended\n  found: {words}\n"
+        "  to do: see that rank's own message\n"
+    )
+    # A reader of this program's output that goes away is another matter.
+    assert "Traceback" in run("raise BrokenPipeError(32, 'Broken pipe')", RANK="1").stderr
 
 
 def test_an_error_of_all_ranks_is_said_once() -> None:
