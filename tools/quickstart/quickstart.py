@@ -56,11 +56,11 @@ class Step:
 
 
 def run(*command: str | Path) -> None:
-    """Show a command, run it in the project's folder, and end everything if it fails."""
+    """Show a script and its arguments, run it in the project's folder, and end all if it fails."""
     words = [str(word) for word in command]
-    print(f"$ {shlex.join(words)}", flush=True)
-    program = [sys.executable, *words] if words[0].endswith(".py") else words
-    status = subprocess.run(program, cwd=ROOT, check=False).returncode
+    start = "./" if words[0] == "deepy.py" else "python "
+    print(f"$ {start}{shlex.join(words)}", flush=True)
+    status = subprocess.run([sys.executable, *words], cwd=ROOT, check=False).returncode
     if status:
         sys.exit(f"quickstart: the command above ended with status {status}")
 
