@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
-import argparse
-
 from megatron.errors import run_door
 from megatron.evaluation.run import add_evaluation_arguments, run_evaluation
-from megatron.neox_arguments.arguments_cli import add_config_arguments, args_from_cli
+from megatron.neox_arguments.arguments_cli import (
+    RankParser,
+    add_config_arguments,
+    args_from_cli,
+)
 from megatron.runtime.process import end_process, start_process
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = RankParser(description=__doc__)
     add_config_arguments(parser)
     add_evaluation_arguments(parser)
     parsed = parser.parse_args()

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-import argparse
-
 from megatron.errors import run_door
 from megatron.generation.run import run_generation
-from megatron.neox_arguments.arguments_cli import add_config_arguments, args_from_cli
+from megatron.neox_arguments.arguments_cli import (
+    RankParser,
+    add_config_arguments,
+    args_from_cli,
+)
 from megatron.runtime.process import end_process, start_process
 from megatron.training.loading import load_trained_model
 from megatron.training.setup import build_parts
@@ -16,7 +18,7 @@ A_WEEK_S = 7 * 24 * 3600.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = RankParser(description=__doc__)
     add_config_arguments(parser)
     args = args_from_cli(parser.parse_args())
     world = start_process(

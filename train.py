@@ -3,17 +3,19 @@
 
 from __future__ import annotations
 
-import argparse
-
 from megatron.errors import run_door
-from megatron.neox_arguments.arguments_cli import add_config_arguments, args_from_cli
+from megatron.neox_arguments.arguments_cli import (
+    RankParser,
+    add_config_arguments,
+    args_from_cli,
+)
 from megatron.runtime.process import COLLECTIVE_TIMEOUT_S, end_process, start_process
 from megatron.runtime.world import World
 from megatron.training.run import run_training
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = RankParser(description=__doc__)
     add_config_arguments(parser)
     args = args_from_cli(parser.parse_args(), world_size=World.from_env().size)
     world = start_process(

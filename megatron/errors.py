@@ -13,8 +13,8 @@ import time
 import traceback
 from collections.abc import Callable
 
-# A rank whose error is the same on every rank waits this long (seconds) for rank 0 to say it
-# before it ends, because the launcher stops the whole job as soon as the first rank has ended.
+# So long (seconds) a rank waits before it ends, or speaks, where another one has probably said the
+# same: the launcher stops the whole job as soon as the first rank has ended.
 _SPEAKER_HEAD_START = 2.0
 
 # What the collectives' libraries say when a rank at the other end has ended: never the cause itself.
@@ -82,9 +82,10 @@ def run_door(main: Callable[[], int | None]) -> None:
     try:
         status = main() or 0
     except NeoXError as error:
-        if error.everywhere and rank not in (None, "0"):
+        # What all ranks find wrong is said by rank 0, what those of one node find by its first.
+        if rank not in (None, "0") and (error.everywhere or os.environ.get("LOCAL_RANK") != "0"):
             time.sleep(_SPEAKER_HEAD_START)
-        else:
+        if rank in (None, "0") or not error.everywhere:
             where = f"rank {rank}: " if rank is not None and not error.everywhere else ""
             sys.stderr.write(f"{where}error: {error}\n")
         status = EXIT_USER_ERROR

@@ -65,7 +65,17 @@ def test_an_error_of_all_ranks_is_said_once() -> None:
     assert run(body, RANK="0").stderr == "error: everyone sees it\n"
     assert run(body, RANK="1").stderr == ""
     assert run(body, RANK="1").returncode == 2
-    assert run("raise DataError('mine')", RANK="1").stderr == "rank 1: error: mine\n"
+
+
+def test_an_error_of_a_node_is_said_by_its_first_rank_first() -> None:
+    body = "raise DataError('no such file here')"
+    said = "rank {}: error: no such file here\n"
+    seconds = {}
+    for rank, local_rank in (("0", "0"), ("2", "0"), ("3", "1")):
+        begin = time.monotonic()
+        assert run(body, RANK=rank, LOCAL_RANK=local_rank).stderr == said.format(rank)
+        seconds[rank] = time.monotonic() - begin
+    assert max(seconds["0"], seconds["2"]) < 2 < seconds["3"]
 
 
 def test_a_failing_program_does_not_wait_for_its_threads() -> None:

@@ -39,8 +39,8 @@ class LaunchPlan:
     port: int | None
 
 
-def check_configuration(command: Command) -> NeoXArgs:
-    """The configuration that a command line names, checked as far as no rank count is needed.
+def check_configuration(command: Command, world_size: int | None = None) -> NeoXArgs:
+    """The configuration that a command line names; without ``world_size``, as far as none is needed.
 
     Raises:
         ConfigError: every problem there is.
@@ -50,6 +50,7 @@ def check_configuration(command: Command) -> NeoXArgs:
         overrides=command.overrides,
         deepspeed_config=command.deepspeed_config,
         conf_dir=command.conf_dir,
+        world_size=world_size,
     )
 
 
@@ -69,7 +70,7 @@ def plan_launch(
     accelerators = accelerator_count(env)
     ranks = _rank_count(args.launch, host, accelerators)
     if script.name == _TRAINING_SCRIPT:
-        args.batch_sizes(ranks)  # raises where the ranks do not fit
+        check_configuration(command, ranks)  # again, now that it is known how many there are
     names = [file.path for file in args.files]
     extra = names.pop() if command.deepspeed_config is not None else None
     return LaunchPlan(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
+from typing import NoReturn
 
 from megatron.errors import ConfigError
 from megatron.neox_arguments.arguments import NeoXArgs
@@ -22,6 +23,15 @@ KEY_OPTIONS: dict[str, tuple[str, ...]] = {
     "sample_output_file": ("-o", "--sample_output_file"),
     "eval_tasks": ("--eval_tasks",),
 }
+
+
+class RankParser(argparse.ArgumentParser):
+    """The parser of a program that runs as many ranks: a mistake in its options is said once."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(
+            f"command line: {message}\n  to do: see {self.prog} --help", everywhere=True
+        )
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:

@@ -102,6 +102,6 @@ def _whole(wanted: str, total_key: str, total: int, known: dict[str, int], ranks
         raise BatchMismatch(
             total_key,
             f"{total} / ({key} {value} x data-parallel ranks {ranks}) = {total / divisor:g} is no whole "
-            f"number of {wanted}",
+            f"number of {wanted}: use a multiple of {divisor}, or another number of ranks",
         )
     return total // divisor

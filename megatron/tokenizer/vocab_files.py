@@ -34,7 +34,8 @@ def read_bytes(path: Path, what: str) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise TokenizerError(
-            f"{path}: cannot be read: {error.strerror or error}; expected {what}"
+            f"{path}: cannot be read: {error.strerror or error}; expected {what}\n"
+            "  to do: set vocab_file (and merge_file) to the files of the tokenizer"
         ) from error
 
 

@@ -39,7 +39,7 @@ def test_what_does_not_divide() -> None:
         configured(1, train_batch_size=10, train_micro_batch_size_per_gpu=4)
     assert str(error.value) == (
         "train_batch_size: 10 / (train_micro_batch_size_per_gpu 4 x data-parallel ranks 1) = 2.5 is no "
-        "whole number of gradient_accumulation_steps"
+        "whole number of gradient_accumulation_steps: use a multiple of 4, or another number of ranks"
     )
 
 
