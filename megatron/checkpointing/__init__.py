@@ -3,13 +3,14 @@
 from megatron.checkpointing.find import CheckpointInfo, find_checkpoint
 from megatron.checkpointing.load import load_checkpoint
 from megatron.checkpointing.manifest import EngineFacts, Manifest
-from megatron.checkpointing.save import save_checkpoint
+from megatron.checkpointing.save import check_save_folder, save_checkpoint
 from megatron.checkpointing.weights import load_weights, read_weights, refresh_master_weights
 
 __all__ = [
     "CheckpointInfo",
     "EngineFacts",
     "Manifest",
+    "check_save_folder",
     "find_checkpoint",
     "load_checkpoint",
     "load_weights",

@@ -161,6 +161,34 @@ def save_checkpoint(
     return place.final
 
 
+def check_save_folder(save_dir: str | Path, *, world: World, node_local: bool = False) -> None:
+    """Find out before the first step, not at the first save, that ``save_dir`` cannot be written to.
+
+    All ranks call this. It makes the folder and leaves nothing in it.
+
+    Raises:
+        CheckpointError: on every rank.
+    """
+    root = Path(os.path.abspath(save_dir))
+    _refuse_patterns(root)
+    leader = world.is_local_first if node_local else world.is_first
+
+    def try_it() -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        probe = temporary_name(root / "can-be-written")
+        write_file(probe, b"soon removed")
+        probe.unlink()
+
+    try:
+        together(world, try_it if leader else None)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"save: no checkpoint can be written under {root}\n  found: {error}\n"
+            "  to do: make room and allow writing there, or choose another `save`",
+            everywhere=True,
+        ) from error
+
+
 def _refuse_patterns(root: Path) -> None:
     if glob.escape(str(root)) != str(root):
         raise CheckpointError(

@@ -118,7 +118,7 @@ class JsonlSink:
     def _unwritable(self, error: OSError) -> NeoXError:
         return NeoXError(
             f"{self.path}: metrics cannot be written there: {error.strerror}\n"
-            "  to do: make room and allow writing there, or choose another log_dir"
+            "  to do: make room and allow writing there, or choose another log_dir (unset: `save`)"
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from megatron.checkpointing import (
     CheckpointInfo,
+    check_save_folder,
     find_checkpoint,
     load_checkpoint,
     load_weights,
@@ -150,6 +151,11 @@ def _train(run: _Run) -> bool:
     if state.step >= total:
         log.info("the run is done: step %s of %s (train_iters)", f"{state.step:,}", f"{total:,}")
         return False
+    settings = args.checkpointing
+    if settings.save is not None:
+        check_save_folder(
+            settings.save, world=run.parts.world, node_local=settings.use_node_local_storage
+        )
     evaluation = _evaluation(run)
 
     def evaluate(at: RunState) -> None:
