@@ -3,16 +3,21 @@
 DeepSpeed unpickles its files freely and asserts in the middle of loading. So only a folder with our
 manifest, found whole by :func:`megatron.checkpointing.find.find_checkpoint`, gets here, and what the
 files depend on is compared first.
+
+The optimizer's files also hold its settings (weight decay, betas, eps) and would bring them back: a
+key changed for the rest of a run would have no effect. Its state is loaded, its settings are kept.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from megatron.checkpointing.deepspeed_files import Engine, engine_facts
 from megatron.checkpointing.find import CheckpointInfo
 from megatron.checkpointing.manifest import EngineFacts
-from megatron.checkpointing.together import together
+from megatron.checkpointing.together import describe, together
 from megatron.checkpointing.weights import BROKEN_FILE
 from megatron.errors import CheckpointError
 from megatron.runtime.world import World
@@ -48,25 +53,40 @@ def load_checkpoint(
     misfit = _misfit(manifest.engine, now, load_optim, manifest.has_optimizer)
     if misfit:
         raise CheckpointError(f"{info.path} does not fit this run\n{misfit}", everywhere=True)
-    together(
-        world,
-        lambda: _load(engine, info, load_optim),
-        # DeepSpeed asserts that files exist.
-        expected=(*BROKEN_FILE, AssertionError),
-    )
+    together(world, lambda: _load(engine, info, load_optim))
     return info.state
 
 
 def _load(engine: Engine, info: CheckpointInfo, load_optim: bool) -> None:
-    path, _ = engine.load_checkpoint(
-        str(info.path.parent), tag=info.path.name, load_optimizer_states=load_optim
-    )
+    try:
+        with _settings_kept(engine):
+            path, _ = engine.load_checkpoint(
+                str(info.path.parent), tag=info.path.name, load_optimizer_states=load_optim
+            )
+    except (*BROKEN_FILE, AssertionError) as error:  # DeepSpeed asserts that files exist
+        raise CheckpointError(
+            f"{info.path} cannot be loaded\n  found: {describe(error)}\n"
+            "  to do: restore it, or choose another step with --iteration N"
+        ) from error
     if path is None or engine.global_steps != info.step:
         raise CheckpointError(
             f"{info.path}: DeepSpeed found nothing to load there"
             if path is None
             else f"{info.path} holds step {engine.global_steps}; expected {info.step}"
         )
+
+
+@contextmanager
+def _settings_kept(engine: Engine) -> Iterator[None]:
+    """Within the block the optimizer may get other settings; at its end it has those from before."""
+    kept = [
+        {name: value for name, value in group.items() if name != "params"}
+        for group in engine.optimizer.param_groups
+    ]
+    yield
+    # Asked for again: loading replaces the groups, not their content.
+    for group, settings in zip(engine.optimizer.param_groups, kept, strict=True):
+        group.update(settings)
 
 
 def _misfit(

@@ -8,6 +8,8 @@ from functools import lru_cache
 
 import torch
 
+from megatron.errors import LaunchError
+
 
 def device_kind() -> str:
     """``cuda`` where an accelerator is visible and not switched off, else ``cpu``."""
@@ -17,21 +19,44 @@ def device_kind() -> str:
 
 
 def local_device(local_rank: int) -> torch.device:
-    """The device of the ``local_rank``-th process of this node, made current."""
+    """The device of the ``local_rank``-th process of this node, made current.
+
+    Raises:
+        LaunchError: this process sees fewer accelerators.
+    """
     if device_kind() == "cpu":
         return torch.device("cpu")
+    visible = torch.cuda.device_count()
+    if local_rank >= visible:
+        raise LaunchError(
+            f"LOCAL_RANK={local_rank}, but this process sees {visible} GPU(s)\n"
+            "  expected: one for each process of the node, numbered as their LOCAL_RANK\n"
+            "  to do: start fewer processes (num_gpus), make all GPUs of the node visible to each of "
+            "them (CUDA_VISIBLE_DEVICES; Slurm: --gpus-per-node, not --gpus-per-task), or set LOCAL_RANK "
+            "where the launcher does not"
+        )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
-
-
-def device_count() -> int:
-    """Number of visible accelerators; 0 on a machine without."""
-    return torch.cuda.device_count() if device_kind() == "cuda" else 0
 
 
 def default_backend() -> str:
     """The collectives' library for :func:`device_kind`."""
     return "nccl" if device_kind() == "cuda" else "gloo"
+
+
+def chosen_backend(asked: str | None) -> str:
+    """The collectives' library that the user has ``asked`` for, else the default one.
+
+    Raises:
+        LaunchError: it needs a device that is not there.
+    """
+    if asked == "nccl" and device_kind() == "cpu":
+        raise LaunchError(
+            "distributed_backend: nccl needs GPUs\n  found: none here (or DS_ACCELERATOR=cpu)\n"
+            "  to do: leave distributed_backend out, which chooses by device, or set it to gloo",
+            everywhere=True,
+        )
+    return asked or default_backend()
 
 
 @lru_cache(maxsize=1)
@@ -54,12 +79,6 @@ def pins_memory(device: torch.device) -> bool:
 def device_name(device: torch.device) -> str:
     """A name for people, such as ``NVIDIA H200`` or ``cpu``."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all that was asked of it."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def peak_memory_bytes(device: torch.device) -> int:

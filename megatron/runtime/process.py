@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from megatron import logging as neox_logging
 from megatron.errors import LaunchError
-from megatron.runtime.device import default_backend, local_device
+from megatron.runtime.device import chosen_backend, local_device
 from megatron.runtime.parent import end_with_launcher
 from megatron.runtime.stock_deepspeed import deepspeed
 from megatron.runtime.world import World
@@ -33,10 +33,13 @@ def start_process(
 
     Args:
         backend: ``nccl`` or ``gloo``; None chooses by device.
-        collective_timeout_s: seconds that a rank waits in a collective for the others.
+        collective_timeout_s: seconds that a rank waits for the others in the collectives of
+            :class:`World`, where one may have long work of its own; those of the model never wait
+            longer than :data:`COLLECTIVE_TIMEOUT_S` (unless both run over gloo, which is one group).
 
     Raises:
-        LaunchError: the variables contradict each other, or the ranks cannot reach each other.
+        LaunchError: the variables contradict each other or the devices, or the ranks cannot reach
+            each other.
     """
     end_with_launcher()
     world = World.from_env()
@@ -53,19 +56,19 @@ def start_process(
         os.environ.setdefault(name, str(number))
     os.environ.setdefault("LOCAL_RANK", str(world.local_rank))
     local_device(world.local_rank)
-    backend = backend or default_backend()
-    timeout = timedelta(seconds=collective_timeout_s)
+    backend = chosen_backend(backend)
+    patient = timedelta(seconds=collective_timeout_s)
     try:
         deepspeed.init_distributed(
             dist_backend=backend,
             auto_mpi_discovery=False,
             verbose=False,
-            timeout=timeout,
+            timeout=patient if backend == "gloo" else timedelta(seconds=COLLECTIVE_TIMEOUT_S),
         )
     except (dist.DistError, RuntimeError, OSError) as error:
         raise LaunchError(_rendezvous_text(error)) from error
     group = (
-        dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo", timeout=timeout)
+        dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo", timeout=patient)
     )
     world = replace(world, cpu_group=group)
     return replace(world, run_id=world.broadcast(uuid.uuid4().hex[:12]))

@@ -81,8 +81,8 @@ class World:
     def from_env(env: Mapping[str, str] | None = None) -> World:
         """The world that the launcher's variables describe, before any process group exists.
 
-        Reads ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``, ``GROUP_RANK`` and
-        ``NODE_RANK`` as torchrun and DeepSpeed set them; without them this is a run of one process.
+        Reads ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE`` or ``LOCAL_SIZE``, and the
+        node's number, as torchrun and DeepSpeed set them; without them this is a run of one process.
 
         Raises:
             LaunchError: a variable is no number, or the numbers contradict each other.
@@ -111,7 +111,9 @@ class World:
                 f"LOCAL_WORLD_SIZE={local_size}: a rank must be below its size, and the local size "
                 "at most the world's"
             )
-        node_rank = number("GROUP_RANK", number("NODE_RANK", rank // local_size))
+        # torchrun's name, DeepSpeed's, and that of scripts; the guess holds for equal nodes only.
+        guess = number("NODE_RANK", rank // local_size)
+        node_rank = number("GROUP_RANK", number("CROSS_RANK", guess))
         return World(
             rank=rank,
             size=size,

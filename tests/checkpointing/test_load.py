@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ class FakeEngine:
         self.asked: list[Any] = []
         self.global_steps = 0
         self.found: str | None = "path"
+        self.optimizer = SimpleNamespace(param_groups=[{"params": [], "weight_decay": 0.5}])
 
     def zero_optimization_stage(self) -> int:
         return self.facts.zero_stage
@@ -41,6 +43,8 @@ class FakeEngine:
     def load_checkpoint(self, folder: str, tag: str, load_optimizer_states: bool) -> Any:
         self.asked.append((folder, tag, load_optimizer_states))
         self.global_steps = 5
+        # A loaded optimizer has new groups, with the settings of the run that saved them.
+        self.optimizer.param_groups = [{"params": ["loaded"], "weight_decay": 0.1}]
         return self.found, {}
 
 
@@ -92,6 +96,11 @@ def test_what_deepspeed_makes_of_it_is_checked() -> None:
     info = CheckpointInfo(Path("/x/global_step5"), 5, make_manifest(5, engine=SAVED))
     with pytest.raises(CheckpointError, match="found nothing to load"):
         load_checkpoint(engine, info, world=World())
+
+
+def test_settings_of_the_optimizer_are_the_configuration_s() -> None:
+    engine = load(SAVED)
+    assert engine.optimizer.param_groups == [{"params": ["loaded"], "weight_decay": 0.5}]
 
 
 def test_a_foreign_checkpoint_does_not_get_there() -> None:

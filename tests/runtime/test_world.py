@@ -27,6 +27,11 @@ def test_two_nodes_of_two() -> None:
     )
 
 
+def test_deepspeeds_number_of_a_node_that_has_more_processes_than_the_first() -> None:
+    env = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "3", "CROSS_RANK": "1"}
+    assert World.from_env(env).node_rank == 1
+
+
 @pytest.mark.parametrize(
     ("env", "says"),
     [
