@@ -149,9 +149,21 @@ def descendants(pid: int) -> list[int]:
     return [found for child in map(int, children) for found in (child, *descendants(child))]
 
 
+def parent_of(pid: int) -> int | None:
+    """The process that started ``pid``; None when ``pid`` is gone."""
+    fields = _fields(pid)
+    return int(fields[1]) if fields else None
+
+
 def is_running(pid: int) -> bool:
     """Whether ``pid`` is there and no zombie."""
+    fields = _fields(pid)
+    return fields != [] and fields[0] != "Z"
+
+
+def _fields(pid: int) -> list[str]:
+    """What the system says of ``pid``: its state, its parent, ...; nothing when it is gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return False
+        return []
