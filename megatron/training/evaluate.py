@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -23,8 +24,8 @@ class LossTotal:
 
     @property
     def mean(self) -> float:
-        """Nats per token."""
-        return self.loss_sum / max(1, self.tokens)
+        """Nats per token; not a number where no token counts, which is no perfect score."""
+        return self.loss_sum / self.tokens if self.tokens else math.nan
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ from torch import nn
 
 from megatron.data.datasets import DataSplits, SampleDataset
 from megatron.data.loader import build_step_loader
+from megatron.data.samplers import evaluation_first_sample
 from megatron.neox_arguments import BatchSizes, NeoXArgs
 from megatron.training.evaluate import total_loss
 from megatron.training.setup import Parts
@@ -49,23 +50,27 @@ class EvaluationPlan:
 
     def validation_loss(self, step: int) -> float:
         """Nats per token on the validation split at ``step``; only where ``validates``."""
-        number = (
-            0 if self._args.data.eval_same_samples else step // self._args.training.eval_interval
+        training = self._args.training
+        first = evaluation_first_sample(
+            step,
+            training.eval_interval,
+            training.eval_iters,
+            self._batch.global_batch_size,
+            same=self._args.data.eval_same_samples,
         )
-        return self._loss(self._data.valid, number)
+        return self._loss(self._data.valid, first)
 
     def test_loss(self) -> float:
         """Nats per token on the test split; only where ``tests``."""
         return self._loss(self._data.test, 0)
 
-    def _loss(self, dataset: SampleDataset | None, number: int) -> float:
+    def _loss(self, dataset: SampleDataset | None, first_sample: int) -> float:
         assert dataset is not None
-        iters = self._args.training.eval_iters
         parts = self._parts
         loader = build_step_loader(
             dataset,
-            first_sample=number * iters * self._batch.global_batch_size,
-            num_steps=iters,
+            first_sample=first_sample,
+            num_steps=self._args.training.eval_iters,
             batch=self._batch,
             data_rank=parts.groups.get_data_parallel_rank(),
             # Evaluations are short: starting workers would take longer than they save.

@@ -140,7 +140,7 @@ class Reporter:
                 total_steps(self._args),
                 split,
                 loss,
-                math.exp(loss) if loss < 700 else math.inf,
+                math.inf if loss > 700 else math.exp(loss),
                 training.eval_iters * self._batch.global_batch_size,
                 time.perf_counter() - self._evaluating_since,
             ),

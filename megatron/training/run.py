@@ -75,7 +75,8 @@ def run_training(args: NeoXArgs, world: World) -> RunState:
     data = _build_data(args, parts, batch)
     model = build_model(args, parts)
     engine = build_engine(args, parts, model)
-    schedule = schedule_to_follow(found, build_schedule(args), args.lr_schedule)
+    resumed = None if args.checkpointing.finetune else found
+    schedule = schedule_to_follow(resumed, build_schedule(args), args.lr_schedule)
     state = _load(args, world, engine, data, found)
     reporter = Reporter.open(args, parts, batch, model, state)
     run = _Run(args, parts, batch, data, engine, schedule, state, reporter)

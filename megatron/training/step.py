@@ -75,12 +75,11 @@ def train_step(
         group["lr"] = learning_rate
     tokens = batch.tokens.to(settings.device, non_blocking=True)
     mask = batch.loss_mask.to(settings.device, non_blocking=True)
-    data_size = groups.get_data_parallel_world_size()
+    micro_batches, data_size = tokens.shape[0], groups.get_data_parallel_world_size()
+    # Both stay on the device, so that the forward pass need not wait for them.
     valid = _global_count(mask, groups)
-    # A step without one valid token has the gradient 0, not 0 / 0.
-    scale = tokens.shape[0] * data_size / max(1, valid)
+    scale = (micro_batches * data_size / valid).float()
     local_sum = torch.zeros((), dtype=torch.float64, device=settings.device)
-    micro_batches = tokens.shape[0]
     for micro in range(micro_batches):
         if settings.has_dropout:
             seed_dropout(
@@ -96,8 +95,7 @@ def train_step(
         engine.backward(loss * scale)
         if micro + 1 < micro_batches:
             engine.step()
-    loss_value, stop = _agree(local_sum, stop_asked, groups)
-    loss_value /= max(1, valid)
+    loss_value, stop = _agree(local_sum, valid, stop_asked, groups)
     _require_finite("the loss", loss_value, step)
     # Stage 0 neither reports the norm nor stops at a bad one, so it is taken before the update.
     # From stage 1 on DeepSpeed takes it inside step() and skips the update when it is not finite.
@@ -112,25 +110,32 @@ def train_step(
     return StepResult(loss_value, grad_norm, stop)
 
 
-def _global_count(mask: torch.Tensor, groups: ParallelGroups) -> int:
-    """Valid tokens of the global batch."""
-    count = mask.sum(dtype=torch.int64)
+def _global_count(mask: torch.Tensor, groups: ParallelGroups) -> torch.Tensor:
+    """Valid tokens of the global batch, an fp64 scalar; at least 1.
+
+    A step without one valid token has the loss and the gradient 0, not 0 / 0.
+    """
+    count = mask.sum(dtype=torch.float64)
     if groups.get_data_parallel_world_size() > 1:
         dist.all_reduce(count, group=groups.get_data_parallel_group())
-    return int(count)
+    return count.clamp(min=1)
 
 
-def _agree(local_sum: torch.Tensor, stop_asked: bool, groups: ParallelGroups) -> tuple[float, bool]:
-    """The sum of all data ranks' losses, and whether any of them was asked to stop.
+def _agree(
+    local_sum: torch.Tensor, valid: torch.Tensor, stop_asked: bool, groups: ParallelGroups
+) -> tuple[float, bool]:
+    """The mean loss of all data ranks, and whether any rank was asked to stop.
 
-    Both travel in one collective, so that asking costs nothing. Only ranks that hold different data
-    are asked: the others of a replica get the same signal from their launcher.
+    All travels in one collective and is read once, so that asking costs nothing. A signal reaches the
+    ranks at different times: whoever shares a model must hear of it too, or would train on alone.
     """
-    both = torch.stack([local_sum, local_sum.new_tensor(float(stop_asked))])
+    sums = torch.stack([local_sum, torch.full_like(local_sum, float(stop_asked))])
     if groups.get_data_parallel_world_size() > 1:
-        dist.all_reduce(both, group=groups.get_data_parallel_group())
-    total, stops = both.tolist()
-    return total, stops > 0
+        dist.all_reduce(sums, group=groups.get_data_parallel_group())
+    if groups.get_model_parallel_world_size() > 1:
+        dist.all_reduce(sums[1:], group=groups.get_model_parallel_group())
+    total, stops, count = torch.cat([sums, valid.unsqueeze(0)]).tolist()
+    return total / count, stops > 0
 
 
 def _require_finite(what: str, value: float, step: int) -> None:

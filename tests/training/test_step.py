@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,13 @@ import torch
 
 from megatron.data.loader import StepBatch
 from megatron.errors import TrainingError
+from megatron.mpu import ParallelGroups
 from megatron.neox_arguments import NeoXArgs
 from megatron.runtime.world import World
 from megatron.training.evaluate import total_loss
 from megatron.training.run import run_training
 from megatron.training.setup import build_engine, build_model, build_parts
-from megatron.training.step import StepSettings, train_step
+from megatron.training.step import StepSettings, _agree, train_step
 from tests.support.ranks import run_ranks
 from tests.support.tiny import series, tiny_config, write_tokens
 
@@ -98,6 +101,36 @@ def test_the_gradient_is_that_of_the_mean_over_all_valid_tokens(tmp_path: Path, 
         )
 
 
+def masked_step(world: World, config: dict[str, Any]) -> Any:
+    engine, settings = build(world, config)
+    batch = uneven_batch(world.rank)
+    nothing = replace(batch, loss_mask=torch.zeros_like(batch.loss_mask))
+    evaluated = total_loss(engine.module, [nothing], settings.groups, settings.device)
+    return train_step(engine, nothing, settings, step=0, learning_rate=0.1), evaluated.mean
+
+
+@pytest.mark.ranks
+def test_a_step_of_which_nothing_counts_learns_nothing(tmp_path: Path) -> None:
+    (result, evaluated), _ = run_ranks(2, masked_step, sgd_config(tmp_path, 1))
+    assert (result.loss, result.grad_norm) == (0.0, 0.0)
+    assert math.isnan(evaluated)  # a loss of 0 would be a perfect score
+
+
+def heard(world: World, model_parallel_size: int) -> list[tuple[float, bool]]:
+    """What each step's agreement says when nobody, and when one rank alone, was asked to stop."""
+    groups = ParallelGroups(world, model_parallel_size=model_parallel_size)
+    loss, valid = torch.tensor(6.0, dtype=torch.float64), torch.tensor(3.0, dtype=torch.float64)
+    return [_agree(loss, valid, world.rank == asked, groups) for asked in (None, 1)]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("model_parallel_size", [1, 2])
+def test_all_ranks_hear_of_a_stop_at_the_same_step(model_parallel_size: int) -> None:
+    loss = 6.0 * (2 // model_parallel_size) / 3.0
+    for rank in run_ranks(2, heard, model_parallel_size):
+        assert rank == [(loss, False), (loss, True)]
+
+
 def broken_steps(world: World, config: dict[str, Any]) -> list[tuple[str, bool]]:
     """For a bad loss and a bad gradient: the error, and whether the weights stayed as they were."""
     found = []
@@ -154,6 +187,7 @@ def test_finetune_keeps_the_loaded_weights(tmp_path: Path, precision: str) -> No
         "optimizer": {"type": "Adam", "params": {"lr": 0.0}},
         "min_lr": 0.0,
         "weight_decay": 0.0,
+        "use_checkpoint_lr_scheduler": True,  # of a run that is continued, which this one is not
     }
     assert run_ranks(2, finetune, still) == [3, 3]
     assert series(tuned, "test/lm_loss") == [trained]
