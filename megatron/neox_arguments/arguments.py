@@ -27,7 +27,7 @@ from megatron.neox_arguments.checking import Checked, check_values
 from megatron.neox_arguments.deepspeed_json import deepspeed_config
 from megatron.neox_arguments.files import ConfigFile, read_files
 from megatron.neox_arguments.merging import Merged, apply_overrides, document_from, merge
-from megatron.neox_arguments.problems import Place, Problems, closest, shown
+from megatron.neox_arguments.problems import Problems, closest, shown
 from megatron.neox_arguments.registry import FIELDS, SECTIONS
 from megatron.neox_arguments.rules import check_rules
 from megatron.neox_arguments.values import FrozenDict, thaw
@@ -219,6 +219,3 @@ def _build_sections(checked: Checked) -> dict[str, Any]:
     for key, value in checked.values.items():
         by_section[FIELDS[key].section][key] = value
     return {name: cls(**by_section[name]) for name, cls in SECTIONS.items()}
-
-
-__all__ = ["BatchSizes", "ConfigFile", "NeoXArgs", "Place"]

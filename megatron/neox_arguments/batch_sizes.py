@@ -9,11 +9,8 @@ from dataclasses import dataclass
 
 from megatron.neox_arguments.sections.layout import BatchArgs, ParallelismArgs
 
-GLOBAL, MICRO, STEPS = (
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "gradient_accumulation_steps",
-)
+BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+GLOBAL, MICRO, STEPS = BATCH_KEYS
 
 
 class BatchMismatch(Exception):

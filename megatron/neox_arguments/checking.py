@@ -235,7 +235,9 @@ def _derive_precision(merged: Merged, checked: Checked, problems: Problems) -> N
             for key, kind in says.items()
         ]
         problems.add(
-            "precision", "contradiction: " + ", ".join(parts), merged.place(tuple(first.split(".")))
+            "precision",
+            f"contradiction: {', '.join(parts)}: take one out, or set its enabled to false",
+            merged.place(tuple(first.split("."))),
         )
     elif "fp16.enabled" in says and "precision" not in says:
         problems.add(

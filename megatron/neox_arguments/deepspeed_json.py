@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from megatron.neox_arguments.nested_keys import NOT_DEEPSPEEDS
 from megatron.neox_arguments.values import thaw
 
 if TYPE_CHECKING:
     from megatron.neox_arguments.arguments import NeoXArgs
 
-_NOT_DEEPSPEEDS = {"deepspeed", "fp32_allreduce", "deepspeed_extra_args"}
+_OURS = {"deepspeed", "fp32_allreduce", "deepspeed_extra_args"}
 # DeepSpeed looks what is not its own up in torch.optim, where capitals matter.
 _OPTIMIZER_NAMES = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
 
@@ -19,7 +20,8 @@ def deepspeed_config(args: NeoXArgs, world_size: int) -> dict[str, Any]:
     """The dict for ``deepspeed.initialize(config=...)``: plain, JSON-able, the caller's to change.
 
     Every DeepSpeed key that the user wrote is in it with the value that was written, also where that
-    equals a default. The one exception is the ZeRO stage of half-precision runs (0 runs as 1).
+    equals a default. The one exception is the ZeRO stage of half-precision runs (0 runs as 1). Names
+    that only GPT-NeoX's files have stay out: DeepSpeed would stop at them.
     """
     sizes = args.batch_sizes(world_size)
     config: dict[str, Any] = {
@@ -37,8 +39,11 @@ def deepspeed_config(args: NeoXArgs, world_size: int) -> dict[str, Any]:
     }
     for item in dataclasses.fields(args.ds):
         value = getattr(args.ds, item.name)
-        if item.name not in _NOT_DEEPSPEEDS and value is not None:
-            config[item.name] = thaw(value)
+        if item.name in _OURS or value is None:
+            continue
+        config[item.name] = thaw(value)
+        for foreign in NOT_DEEPSPEEDS.get(item.name, ()):
+            config[item.name].pop(foreign, None)
     if args.model.precision == "bfloat16":
         config["bf16"] = {**config.get("bf16", {}), "enabled": True}
     if args.ds.fp32_allreduce:

@@ -10,7 +10,13 @@ from megatron.neox_arguments.known_keys import ALIASES, SHORTHANDS
 from megatron.neox_arguments.problems import Place, Problems, shown
 from megatron.neox_arguments.registry import FIELDS
 from megatron.neox_arguments.typed import takes_text
-from megatron.neox_arguments.yaml_source import Document, KeyPath, canonical, read_document
+from megatron.neox_arguments.yaml_source import (
+    NULLS,
+    Document,
+    KeyPath,
+    canonical,
+    read_document,
+)
 
 COMMAND_LINE = "command line"
 
@@ -82,7 +88,8 @@ def _merge_one(merged: Merged, document: Document, problems: Problems, *, may_re
             if (may_repeat or other_name) and same_value(value, merged.values[key]):
                 continue
             known_as = f" as {merged.names.get(key, key)}" if other_name else ""
-            what = f"given twice, first in {first}{known_as}"
+            where = f" in {first}" if first.source else ""
+            what = f"given twice, first{where}{known_as}"
             if may_repeat or other_name:
                 what += f" with {shown(merged.values[key])}, here with {shown(value)}"
             problems.add(written, f"{what}: keep one", here)
@@ -159,7 +166,7 @@ def apply_overrides(merged: Merged, overrides: Iterable[str], problems: Problems
 def _override_value(key: str, text: str) -> tuple[Any, dict[KeyPath, str]] | None:
     """The value of one override, and how its plain scalars were written; None if it cannot be read."""
     wants_text = key in FIELDS and takes_text(FIELDS[key].annotation)
-    if wants_text and text not in ("null", "~", "None") and text[:1] not in ("'", '"'):
+    if wants_text and text not in NULLS and text[:1] not in ("'", '"'):
         return text, {}
     problems = Problems()
     document = read_document(COMMAND_LINE, f"value: {text}", problems)

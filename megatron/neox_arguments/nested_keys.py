@@ -1,7 +1,7 @@
 """What may stand inside the groups that DeepSpeed reads, with types.
 
-The names are DeepSpeed 0.19's; GPT-NeoX's files add a few older ones, which DeepSpeed leaves alone. A
-name that is not here is refused as a typing mistake: DeepSpeed itself ignores some of those in silence.
+The names are DeepSpeed 0.19's and a few older ones that GPT-NeoX's files write (`NOT_DEEPSPEEDS`). A name
+that is not here is refused as a typing mistake: DeepSpeed itself ignores some of those in silence.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ GROUPS: dict[str, dict[str, Any]] = {
         "check_grad_overflow": bool,
         "bf16_master_weights_and_grads": bool,
         "bf16_optimizer_states": bool,
-        # Loss scaling as copied from fp16 groups: without meaning for DeepSpeed.
+        # Loss scaling as copied from fp16 groups.
         "loss_scale": NonNegativeFloat,
         "initial_scale_power": NonNegativeInt,
         "loss_scale_window": PositiveInt,
@@ -140,4 +140,20 @@ GROUPS: dict[str, dict[str, Any]] = {
         "cpu_checkpointing": bool,
         "profile": bool,
     },
+}
+
+# Accepted above because public files write them; DeepSpeed would stop at them, and they say nothing that
+# another key does not say.
+NOT_DEEPSPEEDS: dict[str, frozenset[str]] = {
+    "fp16": frozenset({"fp16"}),
+    "bf16": frozenset(
+        {
+            "bf16",
+            "loss_scale",
+            "initial_scale_power",
+            "loss_scale_window",
+            "hysteresis",
+            "min_loss_scale",
+        }
+    ),
 }

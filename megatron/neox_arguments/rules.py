@@ -9,8 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from megatron.neox_arguments.batch_sizes import BatchMismatch, data_parallel_size, solve_batch
+from megatron.neox_arguments.batch_sizes import (
+    BATCH_KEYS,
+    BatchMismatch,
+    data_parallel_size,
+    solve_batch,
+)
 from megatron.neox_arguments.merging import Merged
+from megatron.neox_arguments.nested_keys import NOT_DEEPSPEEDS
 from megatron.neox_arguments.problems import Problems, shown
 from megatron.neox_arguments.registry import KNOWN_KEYS, field_default, meant_key
 from megatron.neox_arguments.sections.model import ATTENTION_KINDS, expand_attention_config
@@ -22,7 +28,6 @@ Finding = tuple[str, str]
 Rule = Callable[["NeoXArgs"], Iterator[Finding]]
 _RULES: list[tuple[tuple[str, ...], Rule]] = []
 
-BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "seq_length")
 # Kinds of attention that GPT-NeoX has beside ATTENTION_KINDS.
 _KINDS_NOT_YET = frozenset(
@@ -319,6 +324,38 @@ def _deepspeed_fits(args: NeoXArgs) -> Iterator[Finding]:
             yield f"deepspeed_extra_args.{key}", "DeepSpeed no longer has it: take it out"
 
 
+# Options of DeepSpeed's own Adam, which torch's Adam stops at.
+_DEEPSPEED_ADAM_ONLY = ("bias_correction",)
+
+
+@_rule("optimizer", "optimizer_type")
+def _optimizer_knows_its_options(args: NeoXArgs) -> Iterator[Finding]:
+    params = args.optim.params
+    if args.optim.name == "sgd" or params.get("torch_adam") is False:
+        return
+    for key in _DEEPSPEED_ADAM_ONLY:
+        if key in params:
+            yield (
+                f"optimizer.params.{key}",
+                "only DeepSpeed's own Adam has it: take it out, or set torch_adam: false, for which "
+                "DeepSpeed needs a compiler",
+            )
+
+
+_SWITCHES_NOT_YET = {
+    "checkpoint": ("load_universal",),
+    "bf16": ("bf16_master_weights_and_grads", "bf16_optimizer_states"),
+}
+
+
+@_rule(*_SWITCHES_NOT_YET)
+def _deepspeed_options_are_here(args: NeoXArgs) -> Iterator[Finding]:
+    for group, keys in _SWITCHES_NOT_YET.items():
+        for key in keys:
+            if (getattr(args.ds, group) or {}).get(key):
+                yield f"{group}.{key}", "is not supported yet: take it out"
+
+
 # What a run should say once.
 
 
@@ -337,5 +374,11 @@ def _notes(args: NeoXArgs) -> Iterator[str]:
     for key in ("no_save_rng", "no_load_rng"):
         if getattr(args.checkpointing, key):
             yield f"ignored: {key} (seeds follow from the step: there is no generator state to keep)"
+    for group, foreign in NOT_DEEPSPEEDS.items():
+        written = [f"{group}.{key}" for key in getattr(args.ds, group) or {} if key in foreign]
+        if written:
+            yield f"ignored: {', '.join(written)} (DeepSpeed has no such option)"
+    if any((args.ds.activation_checkpointing or {}).values()):
+        yield "ignored: activation_checkpointing (activations are recomputed by PyTorch)"
     if model.bias_gelu_fusion and model.activation != "gelu":
         yield f"ignored: bias_gelu_fusion (activation is {model.activation})"

@@ -158,9 +158,11 @@ def _convert_annotated(value: Any, annotation: Any, text: str | None) -> Any:
 
 def _convert_union(value: Any, annotation: Any, text: str | None) -> Any:
     members = get_args(annotation)
-    if value is None and type(None) in members:
-        return None
     kinds = [member for member in members if member is not type(None)]
+    # Optional texts are paths and names: an empty one is the current folder to some code and "not
+    # given" to other code.
+    if type(None) in members and (value is None or (value == "" and kinds == [str])):
+        return None
     if len(kinds) == 1:
         return convert(value, kinds[0], text)
     for kind in kinds:

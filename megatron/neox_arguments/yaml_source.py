@@ -31,7 +31,7 @@ _FLOAT = re.compile(
     r"[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)"
 )
 _OCTAL_LOOK = re.compile(r"[-+]?0[0-9_]+")
-_NULLS = {"", "~", "null", "Null", "NULL", "None"}
+NULLS = frozenset({"", "~", "null", "Null", "NULL", "None"})
 # The words that YAML 1.1, and so GPT-NeoX, reads as truth values.
 _BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
@@ -73,7 +73,7 @@ def plain_scalar(text: str) -> Any:
     Raises:
         ValueError: it looks like a number but no one can say which.
     """
-    if text in _NULLS:
+    if text in NULLS:
         return None
     lower = text.lower()
     if lower in _BOOLS and text in (lower, lower.capitalize(), lower.upper()):
@@ -162,7 +162,7 @@ class _Builder:
 
     def build_root(self, node: Node) -> None:
         if not isinstance(node, MappingNode):
-            if not (isinstance(node, ScalarNode) and node.style is None and node.value in _NULLS):
+            if not (isinstance(node, ScalarNode) and node.style is None and node.value in NULLS):
                 self._report(
                     node, (), "a configuration file holds keys with values, this one does not"
                 )

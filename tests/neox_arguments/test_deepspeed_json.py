@@ -142,6 +142,28 @@ def test_half_precision_switches_bf16_on_and_stage_0_to_1() -> None:
     assert config["zero_optimization"] == {"stage": 1, "reduce_scatter": True}
 
 
+def test_deepspeed_takes_what_public_files_write_into_the_precision_groups() -> None:
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    loss_scaling = {
+        "loss_scale": 0,
+        "initial_scale_power": 12,
+        "loss_scale_window": 1000,
+        "hysteresis": 2,
+        "min_loss_scale": 1,
+    }
+    config = deepspeed(
+        precision="bfloat16",
+        fp16={"fp16": True, "enabled": False, **loss_scaling},
+        bf16={"bf16": True, "enabled": True, "check_grad_overflow": True, **loss_scaling},
+    )
+    assert config["fp16"] == {"enabled": False, **loss_scaling}
+    assert config["bf16"] == {"enabled": True, "check_grad_overflow": True}
+    taken = DeepSpeedConfig(config)
+    assert taken.bfloat16_config.enabled
+    assert not taken.float16_config.enabled
+
+
 def test_keys_in_other_words() -> None:
     config = deepspeed(
         fp32_allreduce=True,

@@ -99,6 +99,18 @@ def refusal(**changes: Any) -> str:
             {"deepspeed_extra_args": {"optimizer": {}}},
             "deepspeed_extra_args.optimizer: is a key of its own",
         ),
+        (
+            {"optimizer": {"type": "Adam", "params": {"bias_correction": True}}},
+            "optimizer.params.bias_correction: only DeepSpeed's own Adam has it",
+        ),
+        (
+            {"checkpoint": {"load_universal": True}},
+            "checkpoint.load_universal: is not supported yet",
+        ),
+        (
+            {"bf16": {"enabled": False, "bf16_master_weights_and_grads": True}},
+            "bf16.bf16_master_weights_and_grads: is not supported yet",
+        ),
         ({"is_pipe_parallel": True}, "is_pipe_parallel: is true, but pipe_parallel_size is 0"),
     ],
 )
@@ -238,6 +250,27 @@ def test_parameter_count(changes: dict[str, Any], count: int) -> None:
         "pos_emb": "none",
     }
     assert ModelArgs(**(shape | changes)).parameter_count(100) == count
+
+
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        (
+            {"fp16": {"fp16": True, "enabled": False, "loss_scale": 0}},
+            "ignored: fp16.fp16 (DeepSpeed has no such option)",
+        ),
+        (
+            {"precision": "bfloat16", "bf16": {"enabled": True, "loss_scale": 0, "hysteresis": 2}},
+            "ignored: bf16.loss_scale, bf16.hysteresis (DeepSpeed has no such option)",
+        ),
+        (
+            {"activation_checkpointing": {"partition_activations": True}},
+            "ignored: activation_checkpointing (activations are recomputed by PyTorch)",
+        ),
+    ],
+)
+def test_what_has_no_effect_is_said(changes: dict[str, Any], note: str) -> None:
+    assert note in NeoXArgs.from_dict(small(**changes)).notes
 
 
 def test_attention_kinds() -> None:

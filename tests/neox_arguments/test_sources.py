@@ -183,6 +183,7 @@ def test_overrides_win_and_are_typed(base: Path) -> None:
     assert args.data.data_path == "a: b, [c"
     assert args.checkpointing.save is None
     assert args.logging.git_hash == "0123"
+    assert NeoXArgs.from_ymls(["base.yml"], overrides=["load="]).checkpointing.load is None
     assert args.optim.zero_stage == 1
     assert args.deepspeed_config(1)["optimizer"]["params"]["lr"] == 1e-4
 

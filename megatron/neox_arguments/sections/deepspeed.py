@@ -56,7 +56,8 @@ class DeepSpeedArgs:
     """DeepSpeed's checkpoint options; `use_node_local_storage` sets the key of that name."""
 
     activation_checkpointing: dict[str, Any] | None = None
-    """Options of DeepSpeed's activation checkpointing."""
+    """Options of DeepSpeed's activation checkpointing. Ignored, and said so: activations are recomputed by
+    PyTorch, see `checkpoint_activations`."""
 
     dump_state: bool = False
     """Print DeepSpeed's engine state at the start."""

@@ -67,13 +67,6 @@ class OptimArgs:
         """Adam's term against division by zero."""
         return float(self.params.get("eps", DEFAULT_EPS))
 
-    @property
-    def decoupled_weight_decay(self) -> bool:
-        """Whether weight decay acts on the weights directly (AdamW) or through the gradient."""
-        return self.name == "adamw" or (
-            self.name == "adam" and self.params.get("adam_w_mode", True)
-        )
-
 
 @dataclass(frozen=True)
 class LRScheduleArgs:
@@ -100,11 +93,3 @@ class LRScheduleArgs:
 
     use_checkpoint_lr_scheduler: bool = False
     """On resume: use the checkpoint's schedule, whatever this file says."""
-
-    def decay_iters(self, train_iters: int) -> float:
-        """Steps of the whole schedule, warm-up included."""
-        if self.lr_decay_iters is not None:
-            return self.lr_decay_iters
-        if self.lr_decay_fraction is not None:
-            return self.lr_decay_fraction * train_iters
-        return train_iters
