@@ -17,7 +17,7 @@ def main() -> None:
     parser = RankParser(description=__doc__)
     add_config_arguments(parser)
     add_evaluation_arguments(parser)
-    parsed = parser.parse_args()
+    parsed = parser.parse_intermixed_args()
     args = args_from_cli(parsed)
     text = run_evaluation(args, start_process(args.training.distributed_backend), parsed)
     if text:

@@ -20,7 +20,7 @@ A_WEEK_S = 7 * 24 * 3600.0
 def main() -> None:
     parser = RankParser(description=__doc__)
     add_config_arguments(parser)
-    args = args_from_cli(parser.parse_args())
+    args = args_from_cli(parser.parse_intermixed_args())
     world = start_process(
         args.training.distributed_backend,
         # In a conversation the other ranks wait for what the first one is told.

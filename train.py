@@ -17,7 +17,7 @@ from megatron.training.run import run_training
 def main() -> None:
     parser = RankParser(description=__doc__)
     add_config_arguments(parser)
-    args = args_from_cli(parser.parse_args(), world_size=World.from_env().size)
+    args = args_from_cli(parser.parse_intermixed_args(), world_size=World.from_env().size)
     world = start_process(
         args.training.distributed_backend,
         # Nodes with an index each meet when the slowest has built its own.

@@ -72,7 +72,8 @@ def parse_command(argv: Sequence[str]) -> Command:
     """Read `deepy.py`'s arguments.
 
     Raises:
-        LaunchError: no script is named, or it is a configuration file.
+        LaunchError: no script is named, it is a configuration file, or an option stands where it would
+            not be seen.
         SystemExit: argparse's own, for ``--help`` and options without their value.
     """
     launcher, rest = _launcher_parser().parse_known_args(_before_script(argv))
@@ -91,7 +92,8 @@ def parse_command(argv: Sequence[str]) -> Command:
     parser = argparse.ArgumentParser(prog="deepy.py " + script, usage=USAGE)
     add_config_arguments(parser)
     known, own = _split_known(parser, after)
-    parsed = parser.parse_args(known)
+    # Intermixed: configuration files may stand before and after options.
+    parsed = parser.parse_intermixed_args(known)
     options = [
         f"{key}={getattr(launcher, key)}" for key in LAUNCHER_OPTIONS if getattr(launcher, key)
     ]
@@ -135,10 +137,29 @@ def _split_known(
     for index, argument in enumerate(arguments):
         if argument == "--":
             return arguments[:index], arguments[index + 1 :]
-        if (
-            argument.startswith("-")
-            and len(argument) > 1
-            and argument.split("=", 1)[0] not in known
-        ):
+        if argument.startswith("-") and len(argument) > 1 and _option(argument) not in known:
+            _check_own(arguments[index:], known)
             return arguments[:index], arguments[index:]
     return arguments, []
+
+
+def _option(argument: str) -> str:
+    """The option's name in ``--set=x``, ``--set`` and ``-dconfigs``."""
+    return argument.split("=", 1)[0] if argument.startswith("--") else argument[:2]
+
+
+def _check_own(own: list[str], known: set[str]) -> None:
+    """Refuse, among the script's own options, those that would have no effect on the start."""
+    for argument in own[: own.index("--")] if "--" in own else own:
+        if not argument.startswith("-"):
+            continue
+        option = _option(argument)
+        if option.lstrip("-").replace("-", "_") in LAUNCHER_OPTIONS:
+            raise LaunchError(
+                f"command line: {option} is a launcher option: put it before the script"
+            )
+        if option in known:
+            raise LaunchError(
+                f"command line: {option} stands after {_option(own[0])}, which is the script's own: put it "
+                f"before that, or -- before {_option(own[0])} if it is the script's own too"
+            )

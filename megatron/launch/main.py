@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -55,6 +56,6 @@ def describe(command: Command, args: NeoXArgs, plan: LaunchPlan) -> str:
     if args.batch.train_batch_size or args.batch.train_micro_batch_size_per_gpu:
         lines.append(f"batch: {args.batch_sizes(plan.ranks).explain()}")
     lines += args.notes
-    lines.append("command: " + " ".join(plan.command))
+    lines.append("command: " + shlex.join(plan.command))
     lines.append("environment: " + " ".join(f"{key}={value}" for key, value in plan.env.items()))
     return "\n".join(lines) + "\n"
