@@ -7,6 +7,7 @@ exception is a fault of this project and keeps its traceback.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import time
@@ -82,10 +83,12 @@ def run_door(main: Callable[[], int | None]) -> None:
     try:
         status = main() or 0
     except NeoXError as error:
-        # What all ranks find wrong is said by rank 0, what those of one node find by its first.
-        if rank not in (None, "0") and (error.everywhere or os.environ.get("LOCAL_RANK") != "0"):
+        # What all ranks find wrong is said by rank 0, what those of one node find by its first. That one
+        # also speaks, later, where rank 0 should have: a file may be missing on one node only.
+        is_nodes_first = os.environ.get("LOCAL_RANK") == "0"
+        if rank not in (None, "0") and (error.everywhere or not is_nodes_first):
             time.sleep(_SPEAKER_HEAD_START)
-        if rank in (None, "0") or not error.everywhere:
+        if rank in (None, "0") or not error.everywhere or is_nodes_first:
             where = f"rank {rank}: " if rank is not None and not error.everywhere else ""
             sys.stderr.write(f"{where}error: {error}\n")
         status = EXIT_USER_ERROR
@@ -110,8 +113,9 @@ def run_door(main: Callable[[], int | None]) -> None:
         # What a successful program has asked for at its end. The interpreter's own end is left out:
         # with torch and DeepSpeed loaded it takes seconds, and frees what ends with the process.
         atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # its reader has gone: the status still tells the truth
+            stream.flush()
     os._exit(status)
 
 

@@ -65,6 +65,8 @@ def test_an_error_of_all_ranks_is_said_once() -> None:
     assert run(body, RANK="0").stderr == "error: everyone sees it\n"
     assert run(body, RANK="1").stderr == ""
     assert run(body, RANK="1").returncode == 2
+    # Unless this node alone sees it, for all that its first rank knows.
+    assert run(body, RANK="8", LOCAL_RANK="0").stderr == "error: everyone sees it\n"
 
 
 def test_an_error_of_a_node_is_said_by_its_first_rank_first() -> None:
