@@ -27,6 +27,7 @@ from megatron.data.indexed_dataset import (
 from megatron.errors import DataError
 from megatron.logging import get_logger
 from megatron.preprocessing.encoding import PackedDocuments
+from megatron.runtime.durable import sync_folder
 
 log = get_logger(__name__)
 
@@ -104,7 +105,7 @@ class TokenFileSet:
                 Path(index).unlink(missing_ok=True)
                 os.replace(file.data_partial, data_file_path(file.prefix))
                 os.replace(file.index_partial, index)
-                _sync_folder(Path(index).parent)
+                sync_folder(Path(index).parent)
 
     def discard(self) -> None:
         """Take away whatever is not published."""
@@ -147,12 +148,3 @@ def _is_alive(pid: int) -> bool:
     except PermissionError:  # somebody else's process
         return True
     return True
-
-
-def _sync_folder(folder: Path) -> None:
-    """Flush the folder's entries, so that a rename outlives a crash of the machine."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
