@@ -100,7 +100,7 @@ def train(
                     settings,
                     step=state.step,
                     learning_rate=rate,
-                    stop_asked=request.asked,
+                    stop_asked=lambda: request.asked,
                 )
             state.after_step(result.loss, batch.num_samples)
             steps_timed += 1

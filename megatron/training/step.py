@@ -10,6 +10,7 @@ Shapes: a = micro-batches of a step on one rank, b = micro-batch size, s = seque
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,9 +64,12 @@ def train_step(
     *,
     step: int,
     learning_rate: float,
-    stop_asked: bool = False,
+    stop_asked: Callable[[], bool] = bool,
 ) -> StepResult:
     """Do the 0-based ``step`` on ``batch`` (tokens ``[a, b, s+1]``, loss mask ``[a, b, s]``).
+
+    Whether this rank was asked to stop, ``stop_asked`` tells at the end of the step, so that a signal
+    in the middle of a long one does not cost another.
 
     Raises:
         TrainingError: the loss or the gradient norm is not finite; the weights are then as before.
@@ -95,7 +99,7 @@ def train_step(
         engine.backward(loss * scale)
         if micro + 1 < micro_batches:
             engine.step()
-    loss_value, stop = _agree(local_sum, valid, stop_asked, groups)
+    loss_value, stop = _agree(local_sum, valid, stop_asked(), groups)
     _require_finite("the loss", loss_value, step)
     # Stage 0 neither reports the norm nor stops at a bad one, so it is taken before the update.
     # From stage 1 on DeepSpeed takes it inside step() and skips the update when it is not finite.

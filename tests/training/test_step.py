@@ -116,6 +116,27 @@ def test_a_step_of_which_nothing_counts_learns_nothing(tmp_path: Path) -> None:
     assert math.isnan(evaluated)  # a loss of 0 would be a perfect score
 
 
+def stopped_meanwhile(world: World, config: dict[str, Any]) -> bool:
+    engine, settings = build(world, config)
+    asked: list[object] = []
+    if world.rank == 1:
+        engine.module.register_forward_hook(lambda *_: asked.append("by a signal"))
+    result = train_step(
+        engine,
+        uneven_batch(world.rank),
+        settings,
+        step=0,
+        learning_rate=0.1,
+        stop_asked=lambda: bool(asked),
+    )
+    return result.stop
+
+
+@pytest.mark.ranks
+def test_a_stop_in_the_middle_of_a_step_ends_the_run_after_it(tmp_path: Path) -> None:
+    assert run_ranks(2, stopped_meanwhile, sgd_config(tmp_path, 1)) == [True, True]
+
+
 def heard(world: World, model_parallel_size: int) -> list[tuple[float, bool]]:
     """What each step's agreement says when nobody, and when one rank alone, was asked to stop."""
     groups = ParallelGroups(world, model_parallel_size=model_parallel_size)
