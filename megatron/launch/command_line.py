@@ -10,6 +10,7 @@ from pathlib import Path
 from megatron.errors import LaunchError
 from megatron.neox_arguments.arguments_cli import add_config_arguments, overrides_from_cli
 from megatron.neox_arguments.files import SUFFIXES
+from megatron.neox_arguments.yaml_source import canonical
 
 USAGE = """\
 ./deepy.py [--check] [launcher options] script.py [-d DIR] config... [--set KEY=VALUE] [own options]
@@ -32,6 +33,10 @@ LAUNCHER_OPTIONS = {
     "master_addr": "address at which the ranks meet",
     "launcher": "what starts processes on other hosts",
 }
+# Options that name configuration files.
+_FILE_OPTIONS = frozenset(
+    {"-d", "--conf_dir", "--config-file", "--config_file", "--conf_file", "--deepspeed_config"}
+)
 
 
 @dataclass(frozen=True)
@@ -138,7 +143,7 @@ def _split_known(
         if argument == "--":
             return arguments[:index], arguments[index + 1 :]
         if argument.startswith("-") and len(argument) > 1 and _option(argument) not in known:
-            _check_own(arguments[index:], known)
+            _check_own(arguments[index:])
             return arguments[:index], arguments[index:]
     return arguments, []
 
@@ -148,18 +153,21 @@ def _option(argument: str) -> str:
     return argument.split("=", 1)[0] if argument.startswith("--") else argument[:2]
 
 
-def _check_own(own: list[str], known: set[str]) -> None:
+def _check_own(own: list[str]) -> None:
     """Refuse, among the script's own options, those that would have no effect on the start."""
-    for argument in own[: own.index("--")] if "--" in own else own:
-        if not argument.startswith("-"):
-            continue
+    own = own[: own.index("--")] if "--" in own else own
+    for argument, following in zip(own, [*own[1:], ""], strict=True):
         option = _option(argument)
-        if option.lstrip("-").replace("-", "_") in LAUNCHER_OPTIONS:
+        if option.startswith("--") and canonical(option[2:]) in LAUNCHER_OPTIONS:
             raise LaunchError(
                 f"command line: {option} is a launcher option: put it before the script"
             )
-        if option in known:
+        _, equals, value = argument.partition("=")
+        key = (value if equals else following).partition("=")[0]
+        sets_the_start = option == "--set" and canonical(key) in LAUNCHER_OPTIONS
+        if sets_the_start or option in _FILE_OPTIONS:
+            shown = f"--set {key}" if sets_the_start else option
             raise LaunchError(
-                f"command line: {option} stands after {_option(own[0])}, which is the script's own: put it "
-                f"before that, or -- before {_option(own[0])} if it is the script's own too"
+                f"command line: {shown} stands after {_option(own[0])}, the script's own option, where it "
+                "has no effect on the start: put it before that"
             )

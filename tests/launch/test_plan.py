@@ -40,7 +40,7 @@ def test_a_command_line_in_all_its_parts() -> None:
     launcher = ["--num_gpus", "4", "--master-port", "7000"]
     configuration = ["-d", "configs", "125M", "local_setup", "--set", "a=1", "--set", "b=x=y"]
     configuration += ["--deepspeed_config", "ds.json", "--iteration", "5", "-i", "in.txt"]
-    own = ["--own", "x", "run.yml", "--more", "c=2"]
+    own = ["--own", "x", "run.yml", "--set", "c=2", "-i", "y"]
     argv = [*launcher, "train.py", *configuration, *own]
     assert parse_command(argv) == Command(
         script="train.py",
@@ -55,7 +55,7 @@ def test_a_command_line_in_all_its_parts() -> None:
             "iteration=5",
             "sample_input_file=in.txt",
         ),
-        own=("--own", "x", "run.yml", "--more", "c=2"),
+        own=("--own", "x", "run.yml", "--set", "c=2", "-i", "y"),
         check_only=False,
     )
 
@@ -80,7 +80,9 @@ def test_what_follows_two_dashes_is_the_scripts_own() -> None:
         (["--nmu_gpus", "train.py"], "unknown option --nmu_gpus before the script"),
         (["none.py", "run"], "no such script: none.py"),
         (["train.py", "--num_gpus", "2", "run"], "--num_gpus is a launcher option: put it before"),
-        (["train.py", "run", "--own", "--set", "num_gpus=1"], "--set stands after --own, which is"),
+        (["train.py", "run", "--own", "--set", "num_gpus=1"], "--set num_gpus stands after --own"),
+        (["train.py", "run", "--own", "--set=num-gpus=1"], "--set num-gpus stands after --own"),
+        (["train.py", "run", "--own", "-d", "configs"], "-d stands after --own"),
         (["train.py"], "no configuration"),
     ],
 )
