@@ -9,6 +9,7 @@ from megatron.errors import CheckpointError, ConfigError
 from megatron.logging import get_logger
 from megatron.model import GPT2Model
 from megatron.neox_arguments import NeoXArgs
+from megatron.training.resume import note_other_tokenizer
 from megatron.training.setup import Parts, build_model
 
 log = get_logger(__name__)
@@ -38,6 +39,7 @@ def load_trained_model(args: NeoXArgs, parts: Parts) -> tuple[GPT2Model, Checkpo
             "  to do: train first (./deepy.py train.py …), or set load to another folder",
             everywhere=True,
         )
+    note_other_tokenizer(found, parts)
     model = build_model(args, parts)
     load_weights(model, found)
     log.info("weights of %s (step %s)", found.path, f"{found.step:,}")

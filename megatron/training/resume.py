@@ -70,6 +70,22 @@ def check_same_data(found: CheckpointInfo, data: DataSplits, *, allowed: bool) -
     )
 
 
+def note_other_tokenizer(found: CheckpointInfo, parts: Parts) -> None:
+    """Say when the weights have learnt ids of another tokenizer than this one.
+
+    Not refused: two kinds of tokenizer may give the same ids.
+    """
+    stored = found.state.get("tokenizer")
+    if stored in (None, parts.tokenizer.fingerprint()) or not parts.world.is_first:
+        return
+    log.warning(
+        "%s was trained with another tokenizer than %s (or other files of it): unless both give the "
+        "same ids, what the model reads and writes makes no sense",
+        found.path,
+        parts.tokenizer.name,
+    )
+
+
 def check_same_schedule(
     found: CheckpointInfo, schedule: LRSchedule, choice: ScheduleChoice
 ) -> None:

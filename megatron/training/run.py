@@ -28,6 +28,7 @@ from megatron.training.report import Reporter, run_facts
 from megatron.training.resume import (
     check_same_data,
     check_same_schedule,
+    note_other_tokenizer,
     schedule_to_follow,
     stored_facts,
 )
@@ -77,7 +78,7 @@ def run_training(args: NeoXArgs, world: World) -> RunState:
     engine = build_engine(args, parts, model)
     resumed = None if args.checkpointing.finetune else found
     schedule = schedule_to_follow(resumed, build_schedule(args), args.lr_schedule)
-    state = _load(args, world, engine, data, found)
+    state = _load(args, parts, engine, data, found)
     reporter = Reporter.open(args, parts, batch, model, state)
     run = _Run(args, parts, batch, data, engine, schedule, state, reporter)
     try:
@@ -120,11 +121,12 @@ def _build_data(args: NeoXArgs, parts: Parts, batch: BatchSizes) -> DataSplits:
 
 
 def _load(
-    args: NeoXArgs, world: World, engine: Any, data: DataSplits, found: CheckpointInfo | None
+    args: NeoXArgs, parts: Parts, engine: Any, data: DataSplits, found: CheckpointInfo | None
 ) -> RunState:
     """Fill the engine from ``found`` and return the state to go on from."""
     if found is None:
         return RunState()
+    note_other_tokenizer(found, parts)
     if args.checkpointing.finetune:
         load_weights(engine.module, found, engine=engine)
         log.info("finetune: weights of %s; step, optimizer and schedule start afresh", found.path)
@@ -132,7 +134,7 @@ def _load(
     check_same_data(found, data, allowed=args.data.allow_data_change)
     check_same_schedule(found, build_schedule(args), args.lr_schedule)
     stored = load_checkpoint(
-        engine, found, world=world, load_optim=not args.checkpointing.no_load_optim
+        engine, found, world=parts.world, load_optim=not args.checkpointing.no_load_optim
     )
     state = RunState.from_dict(stored)
     log.info(
