@@ -12,9 +12,14 @@ from megatron.errors import DataError
 
 
 def check_token_ids(
-    data: MMapIndexedDataset, first_token: int, tokens: npt.NDArray[Any], vocab_size: int
+    data: MMapIndexedDataset,
+    first_token: int,
+    tokens: npt.NDArray[Any],
+    vocab_size: int,
+    *,
+    everywhere: bool = False,
 ) -> None:
-    """Check ``tokens``, which stand in ``data`` from ``first_token`` on.
+    """Check ``tokens``, which stand in ``data`` from ``first_token`` on; ``everywhere`` as in NeoXError.
 
     Raises:
         DataError: one is below 0 or not below ``vocab_size``; says which one and where.
@@ -30,5 +35,6 @@ def check_token_ids(
         f"{int(tokens[at])}\n"
         f"  expected: ids from 0 to {vocab_size - 1}, those of the tokenizer of this run\n"
         "  to do: set tokenizer_type, vocab_file and merge_file to those that made the data, or make "
-        "the data anew with this tokenizer"
+        "the data anew with this tokenizer",
+        everywhere=everywhere,
     )

@@ -7,17 +7,16 @@ import json
 import time
 from pathlib import Path
 
-import numpy as np
-
 from megatron.data.indexed_dataset import MMapIndexedDataset, make_dataset
 from megatron.data.splits import split_boundaries
+from megatron.data.vocabulary import check_token_ids
 from megatron.errors import ConfigError, DataError
 from megatron.evaluation.perplexity import Score, score_documents
 from megatron.evaluation.windows import Windows
 from megatron.neox_arguments import NeoXArgs
 from megatron.runtime.world import World
 from megatron.training.loading import load_trained_model
-from megatron.training.setup import Parts, build_parts
+from megatron.training.setup import build_parts
 
 SPLITS = ("train", "valid", "test")
 
@@ -48,7 +47,15 @@ def run_evaluation(args: NeoXArgs, world: World, asked: argparse.Namespace) -> s
     started = time.monotonic()
     parts = build_parts(args, world)
     name, documents, first, last = _choose(args, asked)
-    _check_vocabulary(documents, first, last, parts, name)
+    # An id past the vocabulary would crash on the way, or mean another token.
+    start, count = documents.tokens_between(0, first), documents.tokens_between(first, last)
+    check_token_ids(
+        documents,
+        start,
+        documents.tokens[start : start + count],
+        parts.tokenizer.vocab_size,
+        everywhere=True,
+    )
     windows = Windows(documents, first, last, seq_length=args.model.seq_length)
     if len(windows) == 0:
         raise DataError(f"{name}: holds {windows.num_tokens} tokens: there is nothing to predict")
@@ -88,22 +95,6 @@ def _choose(args: NeoXArgs, asked: argparse.Namespace) -> tuple[str, MMapIndexed
             everywhere=True,
         )
     return f"the split {asked.split} of {prefix}", documents, first, last
-
-
-def _check_vocabulary(
-    documents: MMapIndexedDataset, first: int, last: int, parts: Parts, name: str
-) -> None:
-    """Every id must be in the vocabulary: an id past it would crash, or mean another token."""
-    limit = parts.tokenizer.vocab_size
-    for number in range(first, last):
-        tokens = documents.get(number)
-        if tokens.size and int(np.max(tokens)) >= limit:
-            raise DataError(
-                f"{name}: document {number:,} holds the id {int(np.max(tokens)):,}, but "
-                f"{parts.tokenizer.name} has {limit:,} entries\n"
-                "  to do: use the vocabulary that the text was tokenized with",
-                everywhere=True,
-            )
 
 
 def _text(score: Score, what: str, seconds: float) -> str:
