@@ -18,7 +18,7 @@ from megatron.checkpointing.deepspeed_files import Engine, engine_facts
 from megatron.checkpointing.find import CheckpointInfo
 from megatron.checkpointing.manifest import EngineFacts
 from megatron.checkpointing.together import describe, together
-from megatron.checkpointing.weights import BROKEN_FILE
+from megatron.checkpointing.weights import BROKEN_FILE, check_weights_fit
 from megatron.errors import CheckpointError
 from megatron.runtime.world import World
 
@@ -64,6 +64,9 @@ def _load(engine: Engine, info: CheckpointInfo, load_optim: bool) -> None:
                 str(info.path.parent), tag=info.path.name, load_optimizer_states=load_optim
             )
     except (*BROKEN_FILE, AssertionError) as error:  # DeepSpeed asserts that files exist
+        if "loading state_dict" in str(error):
+            # The files are in order, but of another model: which weights differ says more.
+            check_weights_fit(engine.module, info, engine.mp_world_size)
         raise CheckpointError(
             f"{info.path} cannot be loaded\n  found: {describe(error)}\n"
             "  to do: restore it, or choose another step with --iteration N"

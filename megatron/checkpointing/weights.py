@@ -69,13 +69,25 @@ def load_weights(
         CheckpointError: the files cannot be read or hold another model.
     """
     weights = read_weights(info, model_rank=model_rank, model_parallel_size=model_parallel_size)
-    targets = {name: t for name, t in module.state_dict().items() if isinstance(t, Tensor)}
+    targets = _targets(module)
     _compare(info, weights, targets)
     with torch.no_grad():
         for name, target in targets.items():
             target.copy_(weights[name])
     if engine is not None:
         refresh_master_weights(engine)
+
+
+def check_weights_fit(
+    module: nn.Module, info: CheckpointInfo, model_parallel_size: int = 1
+) -> None:
+    """Compare names and shapes only, with those of the first model-parallel rank: all have the same.
+
+    Raises:
+        CheckpointError: the files cannot be read or hold another model.
+    """
+    weights = read_weights(info, model_parallel_size=model_parallel_size)
+    _compare(info, weights, _targets(module))
 
 
 def refresh_master_weights(engine: Engine) -> None:
@@ -166,6 +178,10 @@ def _tensors(path: Path, content: object) -> dict[str, Tensor]:
     if not tensors:
         raise CheckpointError(f"{path} holds no weights where they are expected, under `module`")
     return {name: tensor for name, tensor in tensors.items() if not _DERIVED.fullmatch(name)}
+
+
+def _targets(module: nn.Module) -> dict[str, Tensor]:
+    return {name: t for name, t in module.state_dict().items() if isinstance(t, Tensor)}
 
 
 def _compare(

@@ -154,6 +154,17 @@ def test_a_chosen_step_goes_on_to_the_same_end(folder: Path, save: Path) -> None
     assert "global_step6, global_step7" in none.err
 
 
+def test_another_model_is_refused_with_what_differs(folder: Path, save: Path) -> None:
+    options = ("--set", "hidden_size=64", "--set", "train_iters=8")
+    done = door("train.py", "tiny.yml", *options, folder=folder)
+    assert done.status == 2, done.all
+    assert "global_step7 are not this model's" in done.err
+    assert "word_embeddings.weight: (512, 32), the model has (512, 64)" in done.err
+    assert "Traceback" not in done.err
+    assert len(done.err.splitlines()) <= 10
+    assert (save / "latest").read_text() == "global_step7"
+
+
 @pytest.mark.parametrize("step", [6, 7])
 def test_a_score_is_that_of_the_model(folder: Path, save: Path, step: int) -> None:
     options = ("--split", "valid", "--output", "score.json", "--iteration", str(step))
