@@ -8,7 +8,7 @@ from typing import Any
 from megatron.neox_arguments.known_keys import IGNORED, REFUSED, RUNTIME, SHORTHANDS, OtherKey
 from megatron.neox_arguments.merging import COMMAND_LINE, Merged, same_value
 from megatron.neox_arguments.nested_keys import GROUPS, OPTIMIZER_PARAMS
-from megatron.neox_arguments.problems import Place, Problems, closest, shown
+from megatron.neox_arguments.problems import Place, Problems, closest, in_brackets, shown
 from megatron.neox_arguments.registry import FIELDS, suggestion
 from megatron.neox_arguments.typed import Mismatch, NonNegativeInt, convert
 from megatron.neox_arguments.yaml_source import KeyPath
@@ -139,10 +139,10 @@ def _fold_shorthands(merged: Merged, problems: Problems) -> None:
             continue
         as_text = [str(side).lower() if isinstance(side, str) else side for side in (flat, nested)]
         if nested is not None and not same_value(*as_text):
-            first = merged.place(path)
+            first = in_brackets(merged.place(path))
             problems.add(
                 key,
-                f"found {shown(flat)}, but {'.'.join(path)} is {shown(nested)} ({first}): keep one",
+                f"found {shown(flat)}, but {'.'.join(path)} is {shown(nested)}{first}: keep one",
                 merged.place((key,)),
             )
         elif nested is None:
@@ -225,13 +225,13 @@ def _derive_precision(merged: Merged, checked: Checked, problems: Problems) -> N
         elif enabled is False and says.get("precision") == kind:
             problems.add(
                 "precision",
-                f"is {kind}, but {group}.enabled is false ({merged.place((group, 'enabled'))})",
+                f"is {kind}, but {group}.enabled is false{in_brackets(merged.place((group, 'enabled')))}",
                 merged.place(("precision",)),
             )
     if len(set(says.values())) > 1:
         first = next(iter(says))
         parts = [
-            f"{key} says {kind} ({merged.place(tuple(key.split('.')))})"
+            f"{key} says {kind}{in_brackets(merged.place(tuple(key.split('.'))))}"
             for key, kind in says.items()
         ]
         problems.add(

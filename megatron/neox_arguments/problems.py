@@ -85,14 +85,14 @@ class Problems:
         lines = [str(problem) for problem in sorted(self._all, key=position)]
         if len(lines) == 1:
             return lines[0]
-        shown, rest = lines, ""
+        told, rest = lines, ""
         if len(lines) >= _MAX_LINES:
-            shown = lines[: _MAX_LINES - 2]
+            told = lines[: _MAX_LINES - 2]
             keys = [p.key or str(p.place) for p in sorted(self._all, key=position)][
                 _MAX_LINES - 2 :
             ]
             rest = f"\n  and {len(keys)} more, about: {', '.join(dict.fromkeys(keys))}"
-        body = "\n".join(f"  {line}" for line in shown)
+        body = "\n".join(f"  {line}" for line in told)
         return f"the configuration has {len(lines)} problems:\n{body}{rest}"
 
     def raise_if_any(self) -> None:
@@ -111,6 +111,11 @@ def shown(value: object, limit: int = 60) -> str:
     elif isinstance(value, str):
         text = f'"{value}"'
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def in_brackets(place: Place | None) -> str:
+    """`` (file.yml:12)`` for the middle of a sentence; nothing for values that stand in no file."""
+    return f" ({place})" if place is not None and place.source else ""
 
 
 def closest(word: str, candidates: Iterable[str]) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import models, normalizers, pre_tokenizers
 
 from megatron.errors import TokenizerError
+from megatron.neox_arguments.registry import FIELDS
 from megatron.tokenizer import TOKENIZER_TYPES, build_tokenizer, long_texts, padded_vocab_size
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
@@ -73,6 +75,8 @@ def test_types() -> None:
     assert set(TOKENIZER_TYPES) == {
         "GPT2BPETokenizer", "HFTokenizer", "HFGPT2Tokenizer", "CharLevelTokenizer"
     }  # fmt: skip
+    of_the_configuration = get_args(get_args(FIELDS["tokenizer_type"].annotation)[0])
+    assert set(of_the_configuration) == set(TOKENIZER_TYPES)
     assert build_tokenizer("charleveltokenizer").name == "CharLevelTokenizer"
     with pytest.raises(TokenizerError, match=r"unknown \(did you mean GPT2BPETokenizer\?\)"):
         build_tokenizer("GPT2BPETokeniser")
