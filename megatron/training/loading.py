@@ -39,6 +39,7 @@ def load_trained_model(args: NeoXArgs, parts: Parts) -> tuple[GPT2Model, Checkpo
             "  to do: train first (./deepy.py train.py …), or set load to another folder",
             everywhere=True,
         )
+    args.check_runtime(iteration=found.step)
     note_other_tokenizer(found, parts)
     model = build_model(args, parts)
     load_weights(model, found)

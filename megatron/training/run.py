@@ -99,6 +99,8 @@ def _find(args: NeoXArgs, world: World) -> CheckpointInfo | None:
     )
     if found is None:
         log.info("no checkpoint in %s yet: starting from step 0", load)
+    else:
+        args.check_runtime(iteration=found.step)
     return found
 
 

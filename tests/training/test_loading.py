@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from megatron.errors import ConfigError
 from megatron.logging import get_logger
 from megatron.neox_arguments import NeoXArgs
 from megatron.runtime.world import World
@@ -35,6 +36,15 @@ def warnings_of_loading(world: World, config: dict[str, Any], other: dict[str, A
     get_logger("megatron").addHandler(listener)
     load_trained_model(args, build_parts(args, world))
     assert heard == []
+    # A step that a file names is what it expects, not what it gets.
+    for refuse in (
+        lambda args: load_trained_model(args, build_parts(args, world)),
+        lambda args: run_training(args, world),
+    ):
+        with pytest.raises(
+            ConfigError, match="iteration: the configuration says 5, this run has 1"
+        ):
+            refuse(NeoXArgs.from_dict(config | {"iteration": 5}, world_size=1))
     changed = NeoXArgs.from_dict(config | other, world_size=1)
     with pytest.raises(Exception, match="are not this model's"):
         load_trained_model(changed, build_parts(changed, world))
