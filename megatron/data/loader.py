@@ -14,6 +14,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -101,7 +102,8 @@ class _Steps(Dataset["StepBatch | str"]):
 class StepLoader(Iterator[StepBatch]):
     """Hands over the steps in order, once. Made by :func:`build_step_loader`.
 
-    :meth:`close` ends the workers; they also end with this process, however it ends.
+    :meth:`close` ends the workers; they also end with this process, however it ends. ``with loader:``
+    closes it at the end of the block, and a worker that dies meanwhile is a :class:`DataError` there.
     """
 
     def __init__(self, steps: _Steps, num_steps: int, num_workers: int, pin_memory: bool) -> None:
@@ -135,6 +137,24 @@ class StepLoader(Iterator[StepBatch]):
         if isinstance(batch, str):
             raise DataError(batch)
         return batch.pin_memory() if self._pin_memory else batch
+
+    def __enter__(self) -> StepLoader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+        # torch raises it out of a signal handler, wherever the main thread happens to be.
+        if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker"):
+            raise DataError(
+                f"num_workers: a process that reads data ahead is gone\n  found: {error}\n"
+                "  often: the system ended it because memory (or /dev/shm) ran out\n"
+                "  to do: lower num_workers (0 needs none), or give the job more memory"
+            ) from error
 
     def close(self) -> None:
         """End the workers. There are no batches afterwards."""

@@ -168,8 +168,7 @@ def _train(run: _Run) -> bool:
             run.reporter.evaluation_starts()
             run.reporter.evaluated("validation", at, evaluation.validation_loss(at.step))
 
-    loader = _train_loader(run)
-    try:
+    with _train_loader(run) as loader:
         why = train(
             run.engine,
             loader,
@@ -179,8 +178,6 @@ def _train(run: _Run) -> bool:
             _plan(args),
             Hooks(log=run.reporter.logged, evaluate=evaluate, save=lambda at: _save(run, at)),
         )
-    finally:
-        loader.close()
     log.info("%s after step %s of %s", why, f"{state.step:,}", f"{total:,}")
     return why == "finished"
 

@@ -193,6 +193,23 @@ def test_closing_ends_the_workers_and_signals_to_stop_do_not(train: SampleDatase
     assert list(loader) == []
 
 
+def read_and_lose_a_worker(train: SampleDataset) -> None:
+    before = set(workers_of(os.getpid()))
+    with build_step_loader(
+        train, first_sample=0, num_steps=30, batch=batch(2, 1), data_rank=0, num_workers=1
+    ) as loader:
+        next(loader)
+        os.kill(min(set(workers_of(os.getpid())) - before), signal.SIGKILL)
+        time.sleep(10)  # a signal handler raises long before
+
+
+def test_a_worker_that_is_killed_is_said(train: SampleDataset) -> None:
+    with pytest.raises(DataError, match="killed by signal") as caught:
+        read_and_lose_a_worker(train)
+    assert str(caught.value).startswith("num_workers: ")
+    assert "lower num_workers" in str(caught.value)
+
+
 PARENT = """
 import sys
 sys.path[:0] = [{tests!r}, {root!r}]

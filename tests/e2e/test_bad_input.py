@@ -188,7 +188,7 @@ def test_a_mistake_that_one_rank_meets_late(folder: Path) -> None:
     # A start looks at the first million tokens.
     for number in range(1100):
         tokens = np.full(1000, 65, np.uint16)
-        tokens[500] = 700 if number > 1010 else 66
+        tokens[::50] = 700 if number > 1010 else 66
         builder.add_item(tokens)
         builder.end_document()
     builder.finalize(f"{prefix}.idx")
@@ -203,12 +203,10 @@ def test_a_mistake_that_one_rank_meets_late(folder: Path) -> None:
     done = finish(
         start("deepy.py", "--num_gpus", "2", "train.py", "tiny.yml", *arguments, folder=folder)
     )
-    complaint(
-        done, "late.bin: token 500 of document 10", "has the id 700", "from 0 to 511", "vocab_file"
-    )
+    complaint(done, "late.bin: token ", "has the id 700", "from 0 to 511", "vocab_file")
     speaker, *_, summary = done.err.splitlines()
     rank = speaker[len("rank ")]
     assert speaker.startswith(f"rank {rank}: error: ")
     assert summary == f"deepy.py: rank {rank} of 2 ended with status 2; the others were stopped"
-    assert "step" in done.out
+    assert " 1/1000 | loss " in done.out
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["metrics.jsonl"]
