@@ -1,7 +1,7 @@
 """What the optimizer is given: parameter groups, learning rates, and the norm of the gradients."""
 
-from megatron.optimizers.grad_norm import global_grad_norm
+from megatron.optimizers.grad_norm import clip_gradients, global_grad_norm
 from megatron.optimizers.lr_schedule import LRSchedule
 from megatron.optimizers.param_groups import weight_decay_groups
 
-__all__ = ["LRSchedule", "global_grad_norm", "weight_decay_groups"]
+__all__ = ["LRSchedule", "clip_gradients", "global_grad_norm", "weight_decay_groups"]

@@ -1,7 +1,9 @@
-"""The norm of all gradients, for the one case in which DeepSpeed does not report it.
+"""The norm of all gradients and its clipping, for the one case in which DeepSpeed's do not serve.
 
-Under ZeRO stage 0 in fp32 DeepSpeed clips, but tells no norm and steps with whatever it finds, NaN
-included. So the norm is taken here, between the last backward and the step.
+Under ZeRO stage 0 in fp32 DeepSpeed tells no norm and steps with whatever it finds, NaN included; and
+it clips by a norm that it sums over `mpu`'s model-parallel group, for which None means all ranks: the
+norm is √(ranks) too large where nothing is split. So both are done here, between the last backward and
+the step.
 """
 
 from __future__ import annotations
@@ -41,3 +43,13 @@ def global_grad_norm(parameters: Iterable[nn.Parameter], groups: ModelAxis) -> f
     if groups.get_model_parallel_world_size() > 1:
         dist.all_reduce(total, group=groups.get_model_parallel_group())
     return float(total.sqrt())
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], norm: float, limit: float) -> None:
+    """Scale gradients of the global ``norm`` down to ``limit``, as ZeRO does; 0 leaves them alone."""
+    coefficient = limit / (norm + 1e-6)
+    if limit == 0 or coefficient >= 1:
+        return
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad.mul_(coefficient)

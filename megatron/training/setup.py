@@ -88,6 +88,8 @@ def build_engine(args: NeoXArgs, parts: Parts, model: GPT2Model) -> Any:
         mpu=parts.groups,
         dist_init_required=False,
     )
+    # Stage 0 in fp32 is clipped by train_step: see megatron.optimizers.grad_norm.
+    engine.clip_fp32_gradients = lambda: None
     return engine
 
 

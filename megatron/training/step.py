@@ -21,7 +21,7 @@ from megatron.data.loader import StepBatch
 from megatron.errors import TrainingError
 from megatron.losses import loss_sum
 from megatron.mpu import ParallelGroups
-from megatron.optimizers import global_grad_norm
+from megatron.optimizers import clip_gradients, global_grad_norm
 from megatron.runtime.seeds import seed_dropout
 
 
@@ -101,12 +101,14 @@ def train_step(
             engine.step()
     loss_value, stop = _agree(local_sum, valid, stop_asked(), groups)
     _require_finite("the loss", loss_value, step)
-    # Stage 0 neither reports the norm nor stops at a bad one, so it is taken before the update.
+    # Stage 0 neither reports the norm nor stops at a bad one, so it is taken before the update, and
+    # clipped here too.
     # From stage 1 on DeepSpeed takes it inside step() and skips the update when it is not finite.
     grad_norm = 0.0
     if settings.zero_stage == 0:
         grad_norm = global_grad_norm(engine.module.parameters(), groups)
         _require_finite("the gradient norm", grad_norm, step)
+        clip_gradients(engine.module.parameters(), grad_norm, engine.gradient_clipping())
     engine.step()
     if settings.zero_stage > 0:
         grad_norm = float(engine.get_global_grad_norm())

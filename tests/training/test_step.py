@@ -56,13 +56,13 @@ def one_step_sgd(world: World, config: dict[str, Any], learning_rate: float) -> 
     return result, evaluated, before, moved
 
 
-def sgd_config(folder: Path, stage: int) -> dict[str, Any]:
+def sgd_config(folder: Path, stage: int, clipping: float = 0.0) -> dict[str, Any]:
     return tiny_config(
         folder,
         optimizer={"type": "SGD", "params": {"lr": 0.5}},
         zero_optimization={"stage": stage},
         weight_decay=0.0,
-        gradient_clipping=0.0,
+        gradient_clipping=clipping,
         train_batch_size=None,
         gradient_accumulation_steps=ACCUMULATION,
     )
@@ -70,8 +70,11 @@ def sgd_config(folder: Path, stage: int) -> dict[str, Any]:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("stage", [0, 1])
-def test_the_gradient_is_that_of_the_mean_over_all_valid_tokens(tmp_path: Path, stage: int) -> None:
-    config = sgd_config(tmp_path, stage)
+@pytest.mark.parametrize("clipping", [0.0, 0.1, 2.0], ids="clipping {}".format)
+def test_the_gradient_is_that_of_the_mean_over_all_valid_tokens(
+    tmp_path: Path, stage: int, clipping: float
+) -> None:
+    config = sgd_config(tmp_path, stage, clipping)
     (result, evaluated, weights, moved), (other, *_) = run_ranks(2, one_step_sgd, config, 0.5)
     assert result == other
 
@@ -90,6 +93,8 @@ def test_the_gradient_is_that_of_the_mean_over_all_valid_tokens(tmp_path: Path, 
     loss.backward()
     grads = {n: p.grad for n, p in model.named_parameters()}
     norm = torch.stack([g.norm() for g in grads.values()]).norm().item()
+    assert 1.8 < norm < 2.0  # one clipping is far below the norm, one a little above it
+    clipped = min(1.0, clipping / norm) if clipping else 1.0
 
     assert result.loss == pytest.approx(loss.item(), rel=1e-6)
     assert result.grad_norm == pytest.approx(norm, rel=1e-5)
@@ -97,7 +102,7 @@ def test_the_gradient_is_that_of_the_mean_over_all_valid_tokens(tmp_path: Path, 
     assert evaluated.mean == pytest.approx(loss.item(), rel=1e-6)
     for name, grad in grads.items():
         torch.testing.assert_close(
-            torch.from_numpy(moved[name]), grad, rtol=1e-3, atol=2e-6, msg=name
+            torch.from_numpy(moved[name]), clipped * grad, rtol=1e-3, atol=2e-6, msg=name
         )
 
 
