@@ -168,12 +168,12 @@ def report(seconds: float) -> None:
         f"Picture: {PICTURE} · metrics: {METRICS} · checkpoints: {CHECKPOINTS}"
     )
     print(
-        "\nTry next:\n"
+        "\nTry next, after `. .venv/bin/activate`:\n"
         f"  1. another prompt:   ./deepy.py generate.py {CONFIG} configs/text_generation.yml "
         "--set text_gen_type=interactive --set num_gpus=1\n"
         f"  2. train longer:     ./deepy.py train.py {CONFIG} --set train_iters=3000 "
         "--set override_lr_scheduler=true\n"
-        "  3. your own text:    python tools/datasets/preprocess_data.py --help\n"
+        '  3. your own text:    README.md, "Your own text, in ten minutes"\n'
         "  4. a larger model:   configs/README.md explains how files are put together\n"
         "  5. the log again:    tensorboard --logdir quickstart_run/tensorboard"
     )
@@ -198,4 +198,6 @@ if __name__ == "__main__":
     import os
 
     os.chdir(ROOT)
+    # Its two processes would need a GPU each; on the CPU they run everywhere.
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
     main()
