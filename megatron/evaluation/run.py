@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from megatron.errors import ConfigError, DataError
 from megatron.evaluation.perplexity import Score, score_documents
 from megatron.evaluation.windows import Windows
 from megatron.neox_arguments import NeoXArgs
+from megatron.runtime.durable import replace_file
 from megatron.runtime.world import World
 from megatron.training.loading import load_trained_model
 from megatron.training.setup import build_parts
@@ -45,6 +47,8 @@ def run_evaluation(args: NeoXArgs, world: World, asked: argparse.Namespace) -> s
         NeoXError: there is no such checkpoint, or nothing to score.
     """
     started = time.monotonic()
+    if asked.output is not None and world.is_first:
+        _check_output(asked.output)
     parts = build_parts(args, world)
     name, documents, first, last = _choose(args, asked)
     # An id past the vocabulary would crash on the way, or mean another token.
@@ -72,9 +76,23 @@ def run_evaluation(args: NeoXArgs, world: World, asked: argparse.Namespace) -> s
         return None
     facts = {"iteration": found.step, "data": name} | score.as_dict()
     if asked.output is not None:
-        asked.output.parent.mkdir(parents=True, exist_ok=True)
-        asked.output.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        replace_file(asked.output, (json.dumps(facts, indent=2) + "\n").encode())
     return _text(score, f"step {found.step:,} on {name}", time.monotonic() - started)
+
+
+def _check_output(path: Path) -> None:
+    """Find out before the work, not after it, whether the score can be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        found = "" if os.access(path.parent, os.W_OK) else "its folder is not writable"
+    except OSError as error:
+        found = str(error.strerror)
+    if path.is_dir():
+        found = "it is a folder"
+    if found:
+        raise DataError(
+            f"--output {path}: cannot be written: {found}\n  to do: choose another file"
+        )
 
 
 def _choose(args: NeoXArgs, asked: argparse.Namespace) -> tuple[str, MMapIndexedDataset, int, int]:

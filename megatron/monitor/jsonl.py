@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Mapping
 from io import FileIO
+from itertools import count
 from pathlib import Path
 
 from megatron.errors import NeoXError
@@ -53,10 +54,16 @@ class JsonlSink:
     def cut_after(self, iteration: int) -> None:
         """Remove the rows beyond ``iteration``; all others stay byte for byte.
 
+        A run that starts from nothing (0) leaves no row to stand: the file of the run before it is
+        renamed, since those rows are all that is left of that run.
+
         Raises:
             NeoXError: a line is not a row of metrics, or the file cannot be written.
         """
         assert self._file is not None, "this sink is closed"
+        if iteration == 0:
+            self._set_aside()
+            return
         kept, dropped = [], 0
         for number, line in enumerate(self.path.read_bytes().splitlines(keepends=True), start=1):
             if self._iteration_of(line, number) <= iteration:
@@ -83,6 +90,21 @@ class JsonlSink:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def _set_aside(self) -> None:
+        """Begin an empty file; one with rows becomes ``metrics-1.jsonl``, or the next free number."""
+        assert self._file is not None
+        if self.path.stat().st_size == 0:
+            return
+        names = (self.path.with_name(f"{self.path.stem}-{n}{self.path.suffix}") for n in count(1))
+        aside = next(path for path in names if not path.exists())
+        try:
+            self._file.close()
+            self.path.rename(aside)
+            self._file = _open_to_append(self.path)
+        except OSError as error:
+            raise self._unwritable(error) from error
+        log.info("%s: the rows of an earlier run are now in %s", self.path, aside.name)
 
     def _drop_torn_line(self) -> None:
         """Cut what follows the last line end: a row that was not written whole."""

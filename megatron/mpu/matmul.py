@@ -54,10 +54,28 @@ def attend(
     if needs_fp32_kernels(query):
         query, key, value = query.float(), key.float(), value.float()
     grouped = query.size(1) != key.size(1)
+    if grouped and not _groups_are_fused(query, mask):
+        repeats = query.size(1) // key.size(1)
+        key, value = repeat_heads(key, repeats), repeat_heads(value, repeats)
+        grouped = False
     out = F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal, enable_gqa=grouped
     )
     return out.to(kind)
+
+
+def repeat_heads(x: Tensor, repeats: int) -> Tensor:
+    """Each head ``repeats`` times in a row: [b, kv, t, d] -> [b, kv * repeats, t, d]."""
+    return x.repeat_interleave(repeats, dim=1)
+
+
+def _groups_are_fused(query: Tensor, mask: Tensor | None) -> bool:
+    """Whether a fused kernel shares key/value heads by itself.
+
+    On accelerators only the flash kernel does, which takes half types and no mask; with anything else
+    PyTorch would fall back to its plain kernel and hold all s x t scores.
+    """
+    return query.device.type == "cpu" or (mask is None and query.dtype != torch.float32)
 
 
 class _LinearThroughFp32(torch.autograd.Function):

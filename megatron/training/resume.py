@@ -86,6 +86,19 @@ def note_other_tokenizer(found: CheckpointInfo, parts: Parts) -> None:
     )
 
 
+def note_other_batch(found: CheckpointInfo, batch: BatchSizes) -> None:
+    """Say that a step has another number of samples than before: allowed, but not unnoticed."""
+    stored = found.state.get("global_batch_size")
+    if stored is not None and stored != batch.global_batch_size:
+        log.warning(
+            "%s: was trained with %s samples a step, this run takes %s: steps and evaluations no longer "
+            "stand for the same numbers of samples",
+            found.path,
+            f"{stored:,}",
+            f"{batch.global_batch_size:,}",
+        )
+
+
 def check_same_schedule(
     found: CheckpointInfo, schedule: LRSchedule, choice: ScheduleChoice
 ) -> None:

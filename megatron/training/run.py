@@ -28,6 +28,7 @@ from megatron.training.report import Reporter, run_facts
 from megatron.training.resume import (
     check_same_data,
     check_same_schedule,
+    note_other_batch,
     note_other_tokenizer,
     schedule_to_follow,
     stored_facts,
@@ -78,7 +79,7 @@ def run_training(args: NeoXArgs, world: World) -> RunState:
     engine = build_engine(args, parts, model)
     resumed = None if args.checkpointing.finetune else found
     schedule = schedule_to_follow(resumed, build_schedule(args), args.lr_schedule)
-    state = _load(args, parts, engine, data, found)
+    state = _load(args, parts, batch, engine, data, found)
     reporter = Reporter.open(args, parts, batch, model, state)
     run = _Run(args, parts, batch, data, engine, schedule, state, reporter)
     try:
@@ -123,7 +124,12 @@ def _build_data(args: NeoXArgs, parts: Parts, batch: BatchSizes) -> DataSplits:
 
 
 def _load(
-    args: NeoXArgs, parts: Parts, engine: Any, data: DataSplits, found: CheckpointInfo | None
+    args: NeoXArgs,
+    parts: Parts,
+    batch: BatchSizes,
+    engine: Any,
+    data: DataSplits,
+    found: CheckpointInfo | None,
 ) -> RunState:
     """Fill the engine from ``found`` and return the state to go on from."""
     if found is None:
@@ -134,6 +140,7 @@ def _load(
         log.info("finetune: weights of %s; step, optimizer and schedule start afresh", found.path)
         return RunState()
     check_same_data(found, data, allowed=args.data.allow_data_change)
+    note_other_batch(found, batch)
     check_same_schedule(found, build_schedule(args), args.lr_schedule)
     stored = load_checkpoint(
         engine, found, world=parts.world, load_optim=not args.checkpointing.no_load_optim

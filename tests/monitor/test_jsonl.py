@@ -61,8 +61,27 @@ def test_cut_after_with_nothing_to_cut_leaves_the_file_alone(tmp_path: Path) -> 
     sink = JsonlSink(path)
     sink.cut_after(1)
     assert path.stat().st_ino == before
+
+
+def test_a_run_from_nothing_sets_the_rows_of_the_one_before_aside(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    for run in (1, 2, 3):
+        sink = JsonlSink(path)
+        sink.cut_after(0)
+        sink.write({"iteration": run})
+        sink.close()
+    found = {p.name: p.read_text() for p in tmp_path.iterdir()}
+    assert found == {
+        "metrics.jsonl": '{"iteration": 3}\n',
+        "metrics-1.jsonl": '{"iteration": 1}\n',
+        "metrics-2.jsonl": '{"iteration": 2}\n',
+    }
+
+
+def test_without_rows_nothing_is_set_aside(tmp_path: Path) -> None:
+    sink = JsonlSink(tmp_path / "metrics.jsonl")
     sink.cut_after(0)
-    assert path.read_text() == ""
+    assert os.listdir(tmp_path) == ["metrics.jsonl"]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +108,7 @@ def test_a_line_that_is_no_row_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(f'{{"iteration": 1}}\n{line}\n')
     with pytest.raises(NeoXError, match=r"metrics.jsonl, line 2\n"):
-        JsonlSink(path).cut_after(0)
+        JsonlSink(path).cut_after(1)
     assert path.read_text() == f'{{"iteration": 1}}\n{line}\n'
 
 

@@ -91,3 +91,15 @@ def test_a_mask_says_where_to_look() -> None:
     torch.testing.assert_close(weights.sum(-1), torch.ones(2))
     assert weights[0].tolist() == [1.0, 0.0, 0.0]
     assert weights[1, 0] == 0.0
+
+
+def test_repeated_heads_equal_grouped_ones() -> None:
+    """What accelerators without a fused grouped kernel compute equals what the CPU's kernel does."""
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(2, 6, 5, 8, generator=generator)
+    key, value = torch.randn(2, 2, 2, 5, 8, generator=generator)
+    grouped = matmul.attend(query, key, value, causal=True)
+    repeated = matmul.attend(
+        query, matmul.repeat_heads(key, 3), matmul.repeat_heads(value, 3), causal=True
+    )
+    torch.testing.assert_close(repeated, grouped, rtol=1e-6, atol=1e-6)
