@@ -100,6 +100,10 @@ def rank_environment(env: Mapping[str, str], ranks: int, accelerators: int) -> d
     added = {"PYTHONPATH": os.pathsep.join(paths)}
     if "OMP_NUM_THREADS" not in env:
         added["OMP_NUM_THREADS"] = str(max(1, usable_cores() // ranks))
+    if "OMP_WAIT_POLICY" not in env:
+        # Threads that spin while they wait for each other make a step several times as long as soon
+        # as another program wants a core.
+        added["OMP_WAIT_POLICY"] = "PASSIVE"
     if not accelerators and "DS_ACCELERATOR" not in env:
         # Otherwise DeepSpeed probes for devices, and says so, in every process.
         added["DS_ACCELERATOR"] = "cpu"

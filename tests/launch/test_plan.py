@@ -105,6 +105,7 @@ def test_the_ranks_command_and_environment(folder: Path) -> None:
     )
     assert found.env["PYTHONPATH"] == f"{ROOT}:mine"
     assert found.env["OMP_NUM_THREADS"] == str(max(1, usable_cores() // 2))
+    assert found.env["OMP_WAIT_POLICY"] == "PASSIVE"
     assert found.port is None
 
 
@@ -115,7 +116,8 @@ def test_deepspeeds_file_reaches_the_ranks(folder: Path) -> None:
 
 
 def test_what_the_user_has_set_stays(folder: Path) -> None:
-    assert "OMP_NUM_THREADS" not in plan("train.py", "run", env=CPU | {"OMP_NUM_THREADS": "7"}).env
+    for name, value in (("OMP_NUM_THREADS", "7"), ("OMP_WAIT_POLICY", "ACTIVE")):
+        assert name not in plan("train.py", "run", env=CPU | {name: value}).env
     assert "DS_ACCELERATOR" not in plan("train.py", "run").env
 
 
