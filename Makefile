@@ -2,6 +2,8 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+# Test files that run at a time. Many wait, for processes or deadlines, more than they compute.
+JOBS ?= 2
 BIN := $(VENV)/bin
 
 .PHONY: help install quickstart test test-all lint format clean
@@ -28,10 +30,10 @@ quickstart: $(VENV)/.installed
 	@$(BIN)/python tools/quickstart/quickstart.py
 
 test: lint
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow"
 
 test-all: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 lint: $(VENV)/.installed-tests
 	$(BIN)/ruff check .
