@@ -98,6 +98,12 @@ def run_door(main: Callable[[], int | None]) -> None:
         status = stop.code if isinstance(stop.code, int) else EXIT_USER_ERROR
         if isinstance(stop.code, str):
             sys.stderr.write(stop.code + "\n")
+    except ModuleNotFoundError as error:
+        sys.stderr.write(
+            f"error: {error} for {sys.executable}\n"
+            "  to do: activate the environment (. .venv/bin/activate; `make install` makes it)\n"
+        )
+        status = EXIT_USER_ERROR
     except BaseException as error:  # noqa: BLE001 - shown whole, and the status says so
         prefix = f"rank {rank}: " if rank is not None else ""
         text = _lost_peer_text(error)

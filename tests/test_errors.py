@@ -85,3 +85,11 @@ def test_a_failing_program_does_not_wait_for_its_threads() -> None:
         "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start(); return 5"
     )
     assert run(body).returncode == 5
+
+
+def test_a_missing_package_says_which_interpreter_lacks_it() -> None:
+    done = run("import no_such_package")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "No module named 'no_such_package'" in done.stderr
+    assert ".venv/bin/activate" in done.stderr

@@ -3,7 +3,7 @@
 from megatron.checkpointing.find import CheckpointInfo, find_checkpoint
 from megatron.checkpointing.load import load_checkpoint
 from megatron.checkpointing.manifest import EngineFacts, Manifest
-from megatron.checkpointing.save import check_save_folder, save_checkpoint
+from megatron.checkpointing.save import check_save_folder, claimed_save_folder, save_checkpoint
 from megatron.checkpointing.weights import load_weights, read_weights, refresh_master_weights
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "EngineFacts",
     "Manifest",
     "check_save_folder",
+    "claimed_save_folder",
     "find_checkpoint",
     "load_checkpoint",
     "load_weights",

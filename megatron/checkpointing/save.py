@@ -14,6 +14,8 @@ disk gets the same manifest. A kill at any moment leaves the checkpoint that ``l
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import glob
 import hashlib
 import json
@@ -21,7 +23,8 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -48,6 +51,7 @@ from megatron.runtime.world import World
 log = get_logger(__name__)
 
 CONFIG_FOLDER = "configs"
+LOCK_NAME = ".lock"
 EFFECTIVE_CONFIG_NAME = "effective_config.json"
 
 # A network file system may hide a new entry from other hosts for seconds.
@@ -187,6 +191,49 @@ def check_save_folder(save_dir: str | Path, *, world: World, node_local: bool = 
             "  to do: make room and allow writing there, or choose another `save`",
             everywhere=True,
         ) from error
+
+
+@contextmanager
+def claimed_save_folder(
+    save_dir: str | Path, *, world: World, node_local: bool = False
+) -> Iterator[None]:
+    """Keep other jobs out of ``save_dir`` for the length of the block. All ranks call this.
+
+    Two jobs that save into one folder would mix their files. The lock is the system's: it ends with
+    the process, however that ends. A file system without locks lets everybody in.
+
+    Raises:
+        CheckpointError: on every rank, when another job holds the folder or it cannot be made.
+    """
+    root = Path(os.path.abspath(save_dir))
+    leader = world.is_local_first if node_local else world.is_first
+    held: list[int] = []
+
+    def claim() -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        held.append(os.open(root / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
+        try:
+            fcntl.flock(held[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                raise CheckpointError(f"another job holds {root / LOCK_NAME}") from error
+            if error.errno not in (errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK):
+                raise
+
+    try:
+        try:
+            together(world, claim if leader else None, expected=(OSError, CheckpointError))
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"save: {root} cannot be taken by this run\n  found: {error}\n"
+                "  to do: wait for the other job, end it, or choose another `save`; if its host is "
+                f"gone, remove {LOCK_NAME}",
+                everywhere=True,
+            ) from error
+        yield
+    finally:
+        for lock in held:
+            os.close(lock)
 
 
 def _refuse_patterns(root: Path) -> None:

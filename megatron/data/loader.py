@@ -192,7 +192,9 @@ def build_step_loader(
         raise DataError(
             f"the {dataset.name} split of {dataset.data.prefix} has {len(dataset):,} samples, the samples "
             f"{first_sample:,} to {stop - 1:,} are asked for: a checkpoint of a longer run, or of another "
-            "batch size or evaluation interval?",
+            "batch size or evaluation interval?\n"
+            "  to do: give the batch size of before (--set values belong to the command), or use "
+            "data_order: epochs from the start",
             everywhere=True,
         )
     steps = _Steps(dataset, first_sample, batch, data_rank, eod_id)

@@ -128,6 +128,9 @@ def converse(
             target.write("Context prompt >>> ")
             target.flush()
             prompt = _read_until(source, settings.prompt_end or "\n")
+            if prompt is not None:
+                # A byte that is no UTF-8 is typed by mistake: no reason to end the conversation.
+                prompt = prompt.encode(errors="surrogateescape").decode(errors="replace")
         prompt = world.broadcast(prompt)
         if prompt is None:
             break

@@ -64,5 +64,7 @@ def next_tokens(
     """
     if temperature == 0.0:
         return logits.argmax(-1)
-    scaled = logits.float() / temperature
+    # From the largest down, in fp64: a tiny temperature must not make it infinity less infinity.
+    wide = logits.double()
+    scaled = (wide - wide.amax(-1, keepdim=True)) / temperature
     return draw(keep_top_p(keep_top_k(scaled, top_k), top_p), uniform)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
+from pathlib import Path
 
 from torch import nn
 
 from megatron.data.datasets import DataSplits
 from megatron.logging import get_logger
 from megatron.monitor import (
+    METRICS_FILE,
     BatchFacts,
     Interval,
     LayoutFacts,
@@ -76,6 +79,17 @@ class Reporter:
 
     def close(self) -> None:
         self._monitor.close()
+
+    def was_evaluated(self, step: int) -> bool:
+        """Whether ``metrics.jsonl`` has an evaluation at ``step``; the same on all ranks."""
+        logging, save = self._args.logging, self._args.checkpointing.save
+        folder = logging.log_dir or save
+        found = False
+        if self._parts.world.is_first and folder is not None:
+            rows = (Path(folder) / METRICS_FILE).read_text(encoding="utf-8").splitlines()
+            evaluations = (row for row in map(json.loads, rows) if "train/lm_loss" not in row)
+            found = any(row["iteration"] == step for row in evaluations)
+        return self._parts.world.broadcast(found)
 
     def logged(self, at: LoggedStep) -> None:
         """One interval of training."""

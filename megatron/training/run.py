@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from megatron.checkpointing import (
     CheckpointInfo,
     check_save_folder,
+    claimed_save_folder,
     find_checkpoint,
     load_checkpoint,
     load_weights,
@@ -70,14 +71,24 @@ def run_training(args: NeoXArgs, world: World) -> RunState:
     args.require("train_iters", "data_path", purpose="training")
     for note in args.notes:
         log.info("%s", note)
+    settings = args.checkpointing
+    if settings.save is None:
+        return _set_up_and_train(args, world)
+    with claimed_save_folder(
+        settings.save, world=world, node_local=settings.use_node_local_storage
+    ):
+        return _set_up_and_train(args, world)
+
+
+def _set_up_and_train(args: NeoXArgs, world: World) -> RunState:
     # The checkpoint is looked for before anything slow is done.
     found = _find(args, world)
     parts = build_parts(args, world)
     batch = args.batch_sizes(world.size)
-    data = _build_data(args, parts, batch)
+    resumed = None if args.checkpointing.finetune else found
+    data = _build_data(args, parts, batch, resumed)
     model = build_model(args, parts)
     engine = build_engine(args, parts, model)
-    resumed = None if args.checkpointing.finetune else found
     schedule = schedule_to_follow(resumed, build_schedule(args), args.lr_schedule)
     state = _load(args, parts, batch, engine, data, found)
     reporter = Reporter.open(args, parts, batch, model, state)
@@ -105,18 +116,26 @@ def _find(args: NeoXArgs, world: World) -> CheckpointInfo | None:
     return found
 
 
-def _build_data(args: NeoXArgs, parts: Parts, batch: BatchSizes) -> DataSplits:
+def _build_data(
+    args: NeoXArgs, parts: Parts, batch: BatchSizes, resumed: CheckpointInfo | None
+) -> DataSplits:
     training = args.training
+    wanted = samples_wanted(
+        total_steps(args),
+        training.eval_interval,
+        training.eval_iters,
+        batch.global_batch_size,
+    )
+    if resumed is not None and args.data.data_order == "epochs":
+        # What is still to come follows what was read, which another batch size may have made more.
+        state = RunState.from_dict(resumed.state)
+        to_come = max(0, total_steps(args) - state.step) * batch.global_batch_size
+        wanted = replace(wanted, train=state.consumed_samples + to_come)
     return build_datasets(
         args.data,
         seq_length=args.model.seq_length,
         seed=training.seed,
-        wanted=samples_wanted(
-            total_steps(args),
-            training.eval_interval,
-            training.eval_iters,
-            batch.global_batch_size,
-        ),
+        wanted=wanted,
         world=parts.world,
         vocab_size=parts.tokenizer.vocab_size,
         data_parallel_size=batch.data_parallel_size,
@@ -162,7 +181,8 @@ def _train(run: _Run) -> bool:
         return True
     if state.step >= total:
         log.info("the run is done: step %s of %s (train_iters)", f"{state.step:,}", f"{total:,}")
-        return False
+        # The last save comes before the last evaluation: a kill in between has left it undone.
+        return state.step == total and not run.reporter.was_evaluated(state.step)
     settings = args.checkpointing
     if settings.save is not None:
         check_save_folder(

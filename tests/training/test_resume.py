@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from megatron.checkpointing import claimed_save_folder
+from megatron.errors import CheckpointError
 from megatron.neox_arguments import NeoXArgs
 from megatron.runtime.world import World
 from megatron.training.run import run_training
@@ -74,3 +76,52 @@ def test_precisions_and_dropout_really_differ(trained: Path) -> None:
     losses = {tuple(series(trained / "whole" / v, "train/lm_loss")) for v in VARIANTS}
     # Half precision runs stage 0 as stage 1, so these two are the same run; fp32's two are not.
     assert len(losses) == 3
+
+
+@pytest.mark.ranks
+def test_a_last_evaluation_that_a_kill_prevented_is_made_at_the_next_start(tmp_path: Path) -> None:
+    write_tokens(tmp_path / "data" / "tiny")
+    config = tiny_config(tmp_path, train_iters=4)
+    folder = tmp_path / "checkpoints"
+    assert run_ranks(2, train_all, [config]) == [[4]] * 2
+    whole = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    assert len(whole) == 4 + 2
+    assert run_ranks(2, train_all, [config]) == [[4]] * 2
+    assert (folder / "metrics.jsonl").read_text() == "".join(whole)
+    (folder / "metrics.jsonl").write_text("".join(whole[:4]))  # killed right after the last save
+    assert run_ranks(2, train_all, [config]) == [[4]] * 2
+    assert (folder / "metrics.jsonl").read_text() == "".join(whole)
+
+
+@pytest.mark.ranks
+def test_a_smaller_batch_goes_on_from_what_was_read(tmp_path: Path) -> None:
+    write_tokens(tmp_path / "data" / "tiny")
+    large = tiny_config(
+        tmp_path, data_order="epochs", train_batch_size=120, lr_decay_iters=6, train_iters=4
+    )
+    assert run_ranks(1, train_all, [large | {"exit_interval": 3}]) == [[3]]
+    small = large | {"train_batch_size": 4, "train_iters": 6}
+    assert run_ranks(1, train_all, [small]) == [[6]]
+    consumed = series(tmp_path / "checkpoints", "consumed_samples")
+    assert consumed[-1] == 3 * 120 + 3 * 4
+
+
+def claim_twice(world: World, folder: str) -> list[str]:
+    said = []
+    with claimed_save_folder(folder, world=world):
+        try:
+            with claimed_save_folder(folder, world=world):
+                said.append("both are in")
+        except CheckpointError as error:
+            said.append(str(error))
+    with claimed_save_folder(folder, world=world):
+        said.append("free again")
+    return said
+
+
+@pytest.mark.ranks
+def test_a_second_job_is_kept_out_of_the_folder(tmp_path: Path) -> None:
+    for refused, again in run_ranks(2, claim_twice, str(tmp_path / "checkpoints")):
+        assert "another job holds" in refused
+        assert "choose another `save`" in refused
+        assert again == "free again"
