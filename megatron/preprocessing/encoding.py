@@ -68,6 +68,7 @@ class JsonTextRecipe:
         keys: the keys that hold text.
         append_eod: end each document with the end-of-document token.
         dtype: NumPy name of the type in which ids are stored.
+        engine: the tokenizer's engine, as the parent found it; None to look in each worker.
     """
 
     tokenizer_type: str
@@ -76,10 +77,13 @@ class JsonTextRecipe:
     keys: tuple[str, ...]
     append_eod: bool
     dtype: str
+    engine: str | None = None
 
     def build(self) -> ChunkEncoder:
         """Load the tokenizer."""
         tokenizer = build_tokenizer(self.tokenizer_type, self.vocab_file, self.merge_file)
+        if self.engine is not None:
+            tokenizer.trust(self.engine)
         return JsonTextEncoder(tokenizer, self.keys, self.append_eod, np.dtype(self.dtype))
 
 

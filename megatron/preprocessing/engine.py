@@ -108,7 +108,14 @@ def preprocess(settings: PreprocessSettings) -> Report:
     if settings.append_eod:
         _ = tokenizer.eod  # raises, before any work, where there is none
     dtype = best_fitting_dtype(tokenizer.vocab_size)
-    log.info("%s: %s ids, stored as %s", tokenizer.name, f"{tokenizer.vocab_size:,}", dtype.name)
+    engine = tokenizer.engine
+    log.info(
+        "%s: %s ids, stored as %s; encoded by %s",
+        tokenizer.name,
+        f"{tokenizer.vocab_size:,}",
+        dtype.name,
+        engine,
+    )
     recipe = JsonTextRecipe(
         settings.tokenizer_type,
         settings.vocab_file,
@@ -116,6 +123,7 @@ def preprocess(settings: PreprocessSettings) -> Report:
         settings.jsonl_keys,
         settings.append_eod,
         dtype.name,
+        engine,
     )
     prefixes = [f"{settings.output_prefix}_{key}_document" for key in settings.jsonl_keys]
     progress = Progress(total_bytes, settings.num_docs, settings.log_interval)
