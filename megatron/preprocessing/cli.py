@@ -9,6 +9,7 @@ from types import FrameType
 
 from megatron.logging import configure
 from megatron.preprocessing.engine import PreprocessSettings, preprocess
+from megatron.preprocessing.inputs import input_files
 from megatron.preprocessing.readers import ACCEPTED_ENDINGS
 from megatron.tokenizer import TOKENIZER_TYPES
 
@@ -19,8 +20,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         NeoXError: see :func:`megatron.preprocessing.engine.preprocess`.
     """
-    settings = settings_from(parser().parse_args(arguments))
+    parsed = parser().parse_args(arguments)
     configure()
+    settings = settings_from(parsed)
     stop_cleanly_on_sigterm()
     preprocess(settings)
     return 0
@@ -43,7 +45,8 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         nargs="+",
         metavar="FILE",
-        help="files with one JSON object a line, in order; also a comma-separated list. "
+        help="files with one JSON object a line, in order; also comma-separated lists, folders and "
+        "patterns (sorted by path), and - for standard input. A .txt is one document. "
         f"Endings: {', '.join(ACCEPTED_ENDINGS)}",
     )
     group.add_argument(
@@ -53,11 +56,6 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         help="keys that hold text; every line must have all of them (default: text)",
     )
-
-
-def input_files(values: Sequence[str]) -> tuple[str, ...]:
-    """The files that the values of ``--input`` name."""
-    return tuple(name for value in values for name in value.split(",") if name)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -74,6 +72,19 @@ def parser() -> argparse.ArgumentParser:
         type=int,
         metavar="N",
         help="documents in the input, if known, for the progress bar; nothing else depends on it",
+    )
+    for flag, what in (
+        ("--on-bad-line", "a line that is no JSON object, or whose value is no string"),
+        ("--on-missing-key", "an object that lacks a key"),
+    ):
+        parser.add_argument(
+            flag,
+            default="fail",
+            choices=["fail", "skip"],
+            help=f"{what}: stop and say where, or leave it out and count it (default: fail)",
+        )
+    parser.add_argument(
+        "--ftfy", action="store_true", help="mend garbled text with the optional package ftfy"
     )
     group = parser.add_argument_group("tokenizer")
     group.add_argument(
@@ -98,6 +109,11 @@ def parser() -> argparse.ArgumentParser:
         default="mmap",
         choices=["mmap", "cached", "lazy"],
         help="form of the token files (default: mmap, the only one that is written)",
+    )
+    group.add_argument(
+        "--dtype",
+        choices=["uint16", "int32", "int64"],
+        help="type of a token on disk (default: the smallest that holds every id)",
     )
     group = parser.add_argument_group("runtime")
     group.add_argument(
@@ -131,4 +147,8 @@ def settings_from(parsed: argparse.Namespace) -> PreprocessSettings:
         workers=parsed.workers,
         num_docs=parsed.num_docs,
         log_interval=parsed.log_interval,
+        on_bad_line=parsed.on_bad_line,
+        on_missing_key=parsed.on_missing_key,
+        dtype=parsed.dtype,
+        ftfy=parsed.ftfy,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from megatron.errors import DataError
@@ -12,18 +13,56 @@ from megatron.preprocessing.readers import TextChunk
 _EXCERPT_BYTES = 80
 
 
-def parse_documents(chunk: TextChunk, keys: Sequence[str]) -> Iterator[list[str]]:
+class BadLineError(DataError):
+    """A line is not a JSON object, or a value is not a string."""
+
+
+class MissingKeyError(DataError):
+    """An object lacks a key."""
+
+
+@dataclass
+class Tolerance:
+    """What to leave out instead of stopping, and how often that was done.
+
+    Attributes:
+        skip_bad_lines, skip_missing_keys: leave them out; a document goes for all keys together.
+        bad_lines, missing_keys: lines that were left out.
+    """
+
+    skip_bad_lines: bool = False
+    skip_missing_keys: bool = False
+    bad_lines: int = 0
+    missing_keys: int = 0
+
+
+def parse_documents(
+    chunk: TextChunk, keys: Sequence[str], tolerance: Tolerance | None = None
+) -> Iterator[list[str]]:
     """The texts of each document of the chunk, one per key. Lines of white space are no documents.
 
     Raises:
-        DataError: a line is not a JSON object, or a key is missing or no string.
+        DataError: a line is not a JSON object, or a key is missing or no string, and ``tolerance``
+            does not say to skip it.
     """
+    tolerance = tolerance or Tolerance()
     for number, line in enumerate(chunk.text.split(b"\n"), start=chunk.first_line):
         if not line or line.isspace():
             continue
         where = f"{chunk.path}, line {number:d}"
-        row = _parse_row(line, where)
-        yield [_text_of(row, key, where) for key in keys]
+        try:
+            row = _parse_row(line, where)
+            texts = [_text_of(row, key, where) for key in keys]
+        except BadLineError:
+            if not tolerance.skip_bad_lines:
+                raise
+            tolerance.bad_lines += 1
+        except MissingKeyError:
+            if not tolerance.skip_missing_keys:
+                raise
+            tolerance.missing_keys += 1
+        else:
+            yield texts
 
 
 def _parse_row(line: bytes, where: str) -> dict[str, Any]:
@@ -39,7 +78,7 @@ def _parse_row(line: bytes, where: str) -> dict[str, Any]:
         if isinstance(row, dict):
             return row
         problem = f"a JSON {type(row).__name__}, not an object"
-    raise DataError(
+    raise BadLineError(
         f"{where}: {problem}\n  found: {_excerpt(line)}\n"
         '  expected: one object per line, such as {"text": "Once upon a time"}'
     )
@@ -50,13 +89,13 @@ def _text_of(row: dict[str, Any], key: str, where: str) -> str:
         text = row[key]
     except KeyError:
         found = ", ".join(map(repr, list(row)[:8])) or "none"
-        raise DataError(
+        raise MissingKeyError(
             f"{where}: no key {key!r}\n  found: {found}{' …' if len(row) > 8 else ''}\n"
             "  expected: every object to have it; --jsonl-keys names the keys that hold text"
         ) from None
     if not isinstance(text, str):
         excerpt = json.dumps(text)[:_EXCERPT_BYTES]
-        raise DataError(
+        raise BadLineError(
             f"{where}: the value of {key!r} is not a string\n  found: {excerpt}\n"
             "  expected: the text of a document; --jsonl-keys names the keys that hold text"
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron.errors import DataError
-from megatron.preprocessing.documents import parse_documents, replace_lone_surrogates
+from megatron.preprocessing.documents import Tolerance, parse_documents, replace_lone_surrogates
 from megatron.preprocessing.readers import TextChunk
 from megatron.tokenizer import Tokenizer, build_tokenizer
 
@@ -39,12 +40,15 @@ class EncodedChunk:
         text_bytes: size of the chunk's lines, uncompressed.
         stored_bytes: bytes of the input file that the chunk was read from.
         repaired: texts in which lone surrogates were replaced.
+        bad_lines, missing_keys: lines that were left out because of them.
     """
 
     keys: tuple[PackedDocuments, ...]
     text_bytes: int
     stored_bytes: int
     repaired: int
+    bad_lines: int = 0
+    missing_keys: int = 0
 
 
 class ChunkEncoder(Protocol):
@@ -68,6 +72,9 @@ class JsonTextRecipe:
         keys: the keys that hold text.
         append_eod: end each document with the end-of-document token.
         dtype: NumPy name of the type in which ids are stored.
+        engine: the tokenizer's engine, as the parent found it; None to look in each worker.
+        skip_bad_lines, skip_missing_keys: leave such lines out and count them.
+        ftfy: mend garbled text with the package of that name.
     """
 
     tokenizer_type: str
@@ -76,36 +83,63 @@ class JsonTextRecipe:
     keys: tuple[str, ...]
     append_eod: bool
     dtype: str
+    engine: str | None = None
+    skip_bad_lines: bool = False
+    skip_missing_keys: bool = False
+    ftfy: bool = False
 
     def build(self) -> ChunkEncoder:
         """Load the tokenizer."""
         tokenizer = build_tokenizer(self.tokenizer_type, self.vocab_file, self.merge_file)
-        return JsonTextEncoder(tokenizer, self.keys, self.append_eod, np.dtype(self.dtype))
+        if self.engine is not None:
+            tokenizer.trust(self.engine)
+        return JsonTextEncoder(tokenizer, self)
 
 
 class JsonTextEncoder:
     """See :class:`JsonTextRecipe`."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, keys: Sequence[str], append_eod: bool, dtype: np.dtype[Any]
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, recipe: JsonTextRecipe) -> None:
         self._tokenizer = tokenizer
-        self._keys = tuple(keys)
-        self._eod = tokenizer.eod if append_eod else None
-        self._dtype = dtype
+        self._recipe = recipe
+        self._eod = tokenizer.eod if recipe.append_eod else None
+        self._dtype = np.dtype(recipe.dtype)
+        self._mend = load_ftfy() if recipe.ftfy else None
 
     def __call__(self, chunk: TextChunk) -> EncodedChunk:
-        texts: list[list[str]] = [[] for _ in self._keys]
+        recipe = self._recipe
+        tolerance = Tolerance(recipe.skip_bad_lines, recipe.skip_missing_keys)
+        texts: list[list[str]] = [[] for _ in recipe.keys]
         repaired = 0
-        for document in parse_documents(chunk, self._keys):
+        for document in parse_documents(chunk, recipe.keys, tolerance):
             for of_key, text in zip(texts, document, strict=True):
                 clean = replace_lone_surrogates(text)
                 repaired += clean is not text
-                of_key.append(clean)
+                of_key.append(self._mend(clean) if self._mend else clean)
         packed = tuple(
             pack_documents(self._tokenizer, of_key, self._eod, self._dtype) for of_key in texts
         )
-        return EncodedChunk(packed, len(chunk.text), chunk.stored_bytes, repaired)
+        return EncodedChunk(
+            packed,
+            len(chunk.text),
+            chunk.stored_bytes,
+            repaired,
+            tolerance.bad_lines,
+            tolerance.missing_keys,
+        )
+
+
+def load_ftfy() -> Callable[[str], str]:
+    """The function that mends garbled text.
+
+    Raises:
+        DataError: the package is not installed.
+    """
+    try:
+        mend: Callable[[str], str] = importlib.import_module("ftfy").fix_text
+    except ImportError as error:
+        raise DataError("--ftfy needs the package ftfy: `pip install ftfy`") from error
+    return mend
 
 
 def pack_documents(

@@ -15,12 +15,12 @@ import numpy as np
 from megatron.data.indexed_dataset import best_fitting_dtype
 from megatron.errors import DataError
 from megatron.logging import get_logger
-from megatron.preprocessing.encoding import EncoderRecipe, JsonTextRecipe
+from megatron.preprocessing.encoding import EncoderRecipe, JsonTextRecipe, load_ftfy
 from megatron.preprocessing.output import TokenFileSet
 from megatron.preprocessing.pool import WorkerPool
 from megatron.preprocessing.progress import Progress
 from megatron.preprocessing.readers import check_inputs, read_chunks
-from megatron.tokenizer import build_tokenizer
+from megatron.tokenizer import Tokenizer, build_tokenizer
 
 log = get_logger(__name__)
 
@@ -44,6 +44,9 @@ class PreprocessSettings:
         workers: processes that tokenize.
         num_docs: documents to come, if known; only the progress bar depends on it.
         log_interval: documents between two looks of the progress bar.
+        on_bad_line, on_missing_key: ``fail``, or ``skip`` to leave such lines out and count them.
+        dtype: NumPy name of the type on disk; None for the smallest that holds all ids.
+        ftfy: mend garbled text with the package of that name.
     """
 
     inputs: tuple[str, ...]
@@ -57,6 +60,10 @@ class PreprocessSettings:
     workers: int = 1
     num_docs: int | None = None
     log_interval: int = 100
+    on_bad_line: str = "fail"
+    on_missing_key: str = "fail"
+    dtype: str | None = None
+    ftfy: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,12 +93,15 @@ class Report:
         text_bytes: uncompressed bytes of the input.
         seconds: time from the start of the workers to the published files.
         repaired: texts in which lone surrogates were replaced by U+FFFD.
+        bad_lines, missing_keys: lines that were left out because of them.
     """
 
     files: tuple[TokenFileReport, ...]
     text_bytes: int
     seconds: float
     repaired: int
+    bad_lines: int = 0
+    missing_keys: int = 0
 
 
 def preprocess(settings: PreprocessSettings) -> Report:
@@ -107,8 +117,17 @@ def preprocess(settings: PreprocessSettings) -> Report:
     tokenizer = build_tokenizer(settings.tokenizer_type, settings.vocab_file, settings.merge_file)
     if settings.append_eod:
         _ = tokenizer.eod  # raises, before any work, where there is none
-    dtype = best_fitting_dtype(tokenizer.vocab_size)
-    log.info("%s: %s ids, stored as %s", tokenizer.name, f"{tokenizer.vocab_size:,}", dtype.name)
+    if settings.ftfy:
+        load_ftfy()  # raises, before any work, where it is not installed
+    dtype = _dtype(settings, tokenizer)
+    engine = tokenizer.engine
+    log.info(
+        "%s: %s ids, stored as %s; encoded by %s",
+        tokenizer.name,
+        f"{tokenizer.vocab_size:,}",
+        dtype.name,
+        engine,
+    )
     recipe = JsonTextRecipe(
         settings.tokenizer_type,
         settings.vocab_file,
@@ -116,6 +135,10 @@ def preprocess(settings: PreprocessSettings) -> Report:
         settings.jsonl_keys,
         settings.append_eod,
         dtype.name,
+        engine,
+        settings.on_bad_line == "skip",
+        settings.on_missing_key == "skip",
+        settings.ftfy,
     )
     prefixes = [f"{settings.output_prefix}_{key}_document" for key in settings.jsonl_keys]
     progress = Progress(total_bytes, settings.num_docs, settings.log_interval)
@@ -138,7 +161,7 @@ def run(
         DataError: as :func:`preprocess`.
     """
     documents, tokens, empty = ([0] * len(prefixes) for _ in range(3))
-    repaired = 0
+    repaired = bad_lines = missing_keys = 0
     finished = False
     try:
         with TokenFileSet(prefixes, dtype) as output, WorkerPool(recipe, workers) as pool:
@@ -149,6 +172,8 @@ def run(
                     tokens[i] += packed.tokens.size
                     empty[i] += packed.empty
                 repaired += chunk.repaired
+                bad_lines += chunk.bad_lines
+                missing_keys += chunk.missing_keys
                 progress.add(chunk)
             _check_filled(inputs, prefixes, documents, empty)
             output.publish()
@@ -159,7 +184,20 @@ def run(
         TokenFileReport(prefixes[i], documents[i], tokens[i], empty[i], dtype.name)
         for i in range(len(prefixes))
     )
-    return Report(files, progress.text_bytes, progress.seconds(), repaired)
+    return Report(files, progress.text_bytes, progress.seconds(), repaired, bad_lines, missing_keys)
+
+
+def _dtype(settings: PreprocessSettings, tokenizer: Tokenizer) -> np.dtype[np.integer]:
+    """The type on disk: the one asked for, or the smallest."""
+    if settings.dtype is None:
+        return best_fitting_dtype(tokenizer.vocab_size)
+    dtype: np.dtype[np.integer] = np.dtype(settings.dtype)
+    if tokenizer.vocab_size - 1 > np.iinfo(dtype).max:
+        raise DataError(
+            f"--dtype {dtype.name}: holds ids up to {np.iinfo(dtype).max:,}, {tokenizer.name} has "
+            f"ids up to {tokenizer.vocab_size - 1:,}: use a wider type, or leave --dtype out"
+        )
+    return dtype
 
 
 def _check_filled(
@@ -187,6 +225,10 @@ def log_report(report: Report) -> None:
         )
     if report.repaired:
         log.warning("%d texts held lone surrogates, replaced by U+FFFD", report.repaired)
+    if report.bad_lines:
+        log.warning("%d bad lines skipped (--on-bad-line skip)", report.bad_lines)
+    if report.missing_keys:
+        log.warning("%d lines without a key skipped (--on-missing-key)", report.missing_keys)
     seconds = max(report.seconds, 1e-9)
     tokens = sum(file.tokens for file in report.files)
     log.info(

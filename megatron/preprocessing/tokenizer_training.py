@@ -21,9 +21,10 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from megatron.data.splits import split_boundaries
 from megatron.errors import DataError
 from megatron.logging import configure, get_logger
-from megatron.preprocessing.cli import add_input_arguments, input_files, stop_cleanly_on_sigterm
+from megatron.preprocessing.cli import add_input_arguments, stop_cleanly_on_sigterm
 from megatron.preprocessing.documents import parse_documents, replace_lone_surrogates
-from megatron.preprocessing.readers import check_inputs, read_chunks
+from megatron.preprocessing.inputs import input_files
+from megatron.preprocessing.readers import STANDARD_INPUT, check_inputs, read_chunks
 
 log = get_logger(__name__)
 
@@ -66,6 +67,8 @@ def train_tokenizer(settings: TokenizerTrainingSettings) -> tokenizers.Tokenizer
             f"--vocab-size is {settings.vocab_size}, expected {_SMALLEST_VOCABULARY} or more: "
             f"{END_OF_DOCUMENT} and the 256 bytes"
         )
+    if STANDARD_INPUT in settings.inputs:
+        raise DataError("--input -: the text is read twice, which standard input cannot do")
     check_inputs(settings.inputs)
     limits = _documents_to_learn_from(settings)
     tokenizer = tokenizers.Tokenizer(models.BPE())
@@ -172,8 +175,9 @@ def settings_from(parsed: argparse.Namespace) -> TokenizerTrainingSettings:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train as the arguments say; 0 when the file is there."""
-    settings = settings_from(parser().parse_args(arguments))
+    parsed = parser().parse_args(arguments)
     configure()
+    settings = settings_from(parsed)
     stop_cleanly_on_sigterm()
     train_tokenizer(settings)
     return 0

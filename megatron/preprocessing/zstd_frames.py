@@ -7,7 +7,7 @@ text; both lose documents without a word. Format: RFC 8878.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import IO
+from typing import Protocol
 
 import zstandard
 
@@ -22,13 +22,21 @@ _MAX_WINDOW_BYTES = 1 << 31
 _FRAME_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
+class Readable(Protocol):
+    """What is needed of a file."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+    def tell(self) -> int: ...
+
+
 def is_zstd(head: bytes) -> bool:
     """Whether a file that starts with the bytes ``head`` (4 or more) is a zstandard stream."""
     skippable = len(head) >= 4 and head[0] & 0xF0 == 0x50 and head[1:4] == b"\x2a\x4d\x18"
     return head.startswith(_FRAME_MAGIC) or skippable
 
 
-def decompress_frames(file: IO[bytes], name: str) -> Iterator[bytes]:
+def decompress_frames(file: Readable, name: str) -> Iterator[bytes]:
     """The text of all frames of ``file``, in blocks of any size above 0.
 
     Args:

@@ -39,6 +39,14 @@ class Tokenizer(ABC):
     name: str
 
     @property
+    def engine(self) -> str:
+        """What encodes texts in bulk (:meth:`tokenize_packed`); never a matter of which ids."""
+        return "this project"
+
+    def trust(self, engine: str) -> None:  # noqa: B027 - most kinds have nothing to prove
+        """Use :attr:`engine` as another process found it for the same files, without proof anew."""
+
+    @property
     @abstractmethod
     def vocab_size(self) -> int:
         """Number of ids, special tokens included: every id is below it."""
@@ -79,6 +87,12 @@ class Tokenizer(ABC):
 
     def tokenize_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text, in order; the same as :meth:`tokenize` one by one, but faster."""
+        self.check_characters(texts)
+        return self._encode(texts)
+
+    @staticmethod
+    def check_characters(texts: Sequence[str]) -> None:
+        """Raise a :class:`TokenizerError` where a text holds lone surrogates."""
         try:
             for text in texts:
                 if not text.isascii():
@@ -88,7 +102,6 @@ class Tokenizer(ABC):
                 f"text: {error.object[error.start]!r} at character {error.start:,} is half of a "
                 "surrogate pair, which is no character: replace it before tokenizing"
             ) from error
-        return self._encode(texts)
 
     def tokenize_packed(self, texts: Sequence[str]) -> TokenBatch:
         """:meth:`tokenize_batch` as two arrays, the form in which ids travel between processes."""

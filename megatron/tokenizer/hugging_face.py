@@ -22,10 +22,12 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from megatron.errors import TokenizerError
 from megatron.tokenizer.abstract import TokenBatch, Tokenizer
+from megatron.tokenizer.byte_level import FastBytePairs, NotFast, fast_engine
 from megatron.tokenizer.long_texts import groups, may_be_cut, pieces
 from megatron.tokenizer.vocab_files import fingerprint, parse_json_object, read_bytes
 
 # In this order the first that the vocabulary holds ends a document; GPT-NeoX knows the first only.
+_TIKTOKEN = "tiktoken's engine"
 _EOD_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 _PAD_TOKENS = ("<|padding|>", "<pad>", "[PAD]")
 
@@ -57,6 +59,24 @@ class HuggingFaceTokenizer(Tokenizer):
         self._eod = next((vocab[t] for t in _EOD_TOKENS if t in vocab), None)
         self._pad = next((vocab[t] for t in _PAD_TOKENS if t in vocab), None)
         self._may_be_cut = may_be_cut(engine)
+        self._fast: FastBytePairs | None = None
+        self._engine_name: str | None = None  # until it is asked for: the proof takes a while
+
+    @property
+    def engine(self) -> str:
+        if self._engine_name is None:
+            try:
+                self._fast = fast_engine(self._engine)
+            except NotFast as reason:
+                self._engine_name = f"the tokenizers library ({reason})"
+            else:
+                self._engine_name = _TIKTOKEN
+        return self._engine_name
+
+    def trust(self, engine: str) -> None:
+        if engine == _TIKTOKEN:
+            self._fast = FastBytePairs(self._engine, proved=True)
+        self._engine_name = engine
 
     @property
     def vocab_size(self) -> int:
@@ -82,6 +102,10 @@ class HuggingFaceTokenizer(Tokenizer):
         """As the base class, in little memory however long the texts are where that can be."""
         if not texts:
             return super().tokenize_packed(texts)
+        _ = self.engine
+        if self._fast is not None:
+            self.check_characters(texts)
+            return self._fast.encode(texts)
         cut = [list(pieces(text)) if self._may_be_cut else [text] for text in texts]
         flat = [piece for of_text in cut for piece in of_text]
         parts = [super(HuggingFaceTokenizer, self).tokenize_packed(group) for group in groups(flat)]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from megatron.errors import DataError
-from megatron.preprocessing.encoding import JsonTextEncoder, pack_documents
+from megatron.preprocessing.encoding import JsonTextRecipe, pack_documents
 from megatron.preprocessing.readers import TextChunk
 from megatron.tokenizer import Tokenizer, build_tokenizer
 
@@ -64,7 +64,8 @@ def test_an_id_that_does_not_fit_is_an_error() -> None:
 def test_each_key_is_packed_for_itself() -> None:
     rows = [{"a": "x", "b": ""}, {"a": "", "b": "yz"}, {"a": "\ud800", "b": "w"}]
     text = "\n".join(json.dumps(row) for row in rows).encode()
-    encoder = JsonTextEncoder(BYTES, ["a", "b"], append_eod=True, dtype=U16)
+    recipe = JsonTextRecipe("CharLevelTokenizer", None, None, ("a", "b"), True, "uint16")
+    encoder = recipe.build()
     encoded = encoder(TextChunk("f.jsonl", 1, text, 17))
     a, b = encoded.keys
     assert a.tokens.tolist() == [120, 0, 0xEF, 0xBF, 0xBD, 0]

@@ -91,11 +91,11 @@ def test_the_content_decides_whether_a_file_is_compressed(tmp_path: Path) -> Non
 
 def test_inputs_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "folder.jsonl").mkdir()
-    (tmp_path / "a.txt").touch()
+    (tmp_path / "a.csv").touch()
     for name, message in (
         ("none.jsonl", r"none\.jsonl: cannot be read: No such file"),
         ("folder.jsonl", "is a folder; name the files in it"),
-        ("a.txt", r"accepted endings are \.jsonl, \.json, \.jsonl\.zst, \.json\.zst"),
+        ("a.csv", r"accepted endings are \.jsonl, \.json, \.txt, \.jsonl\.zst"),
     ):
         with pytest.raises(DataError, match=message):
             check_inputs([str(tmp_path / name)])
