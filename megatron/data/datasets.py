@@ -14,6 +14,7 @@ from typing import Any
 
 from megatron.data.index_store import IndexMaps, IndexStore
 from megatron.data.indexed_dataset import MMapIndexedDataset, data_file_path
+from megatron.data.node_memory import hold_in_memory
 from megatron.data.plan import (
     DataFacts,
     DataPlan,
@@ -120,7 +121,9 @@ def build_datasets(
     data, maps = open_alike(
         world, lambda: _open(settings, store, plan), f"index maps in {store.root}"
     )
-    if settings.mmap_warmup:
+    if settings.data_impl == "cached":
+        data = hold_in_memory([data], world)[0]
+    elif settings.mmap_warmup:
         warm_up(data_file_path(data.prefix), world)
     splits = {
         name: SampleDataset(data, opened, seq_length=seq_length, name=name, vocab_size=vocab_size)

@@ -1,7 +1,7 @@
 """The index file of a token data set: its header, its types, and what is said when it is not whole.
 
-The ``mmap`` form, bit-compatible with GPT-NeoX both ways (and with Megatron-LM for integer tokens).
-Everything is little-endian. ``prefix.idx`` is
+The ``mmap`` form (the other one is in :mod:`megatron.data.cached_index`), bit-compatible with
+GPT-NeoX both ways, and with Megatron-LM for integer tokens. Everything is little-endian. ``prefix.idx`` is
 
     magic ``MMIDIDX\\0\\0`` · u64 version 1 · u8 dtype code · u64 N · u64 D
     N × i32 sizes (tokens) · N × i64 pointers (bytes into .bin) · D × i64 document index, from 0 on
@@ -79,9 +79,10 @@ class IndexFile(NamedTuple):
     """What an ``.idx`` file says, as views of its map."""
 
     dtype: np.dtype[Any]
-    sizes: npt.NDArray[np.int32]  # [N] tokens
-    pointers: npt.NDArray[np.int64]  # [N] bytes
+    sizes: npt.NDArray[np.signedinteger[Any]]  # [N] tokens
+    pointers: npt.NDArray[np.int64]  # [N] where a sequence starts in .bin
     doc_idx: npt.NDArray[np.int64]  # [D] numbers of sequences
+    pointer_step: int  # what a pointer grows by for one token: its bytes, or 1
 
 
 def read_magic(path: str) -> bytes:
@@ -128,8 +129,8 @@ def read_index(path: str) -> IndexFile:
     magic = read_magic(path)
     if magic != MMAP_MAGIC:
         raise DataError(
-            f"{path}: starts with {magic!r}, expected {MMAP_MAGIC!r}: this is no index of the mmap form; "
-            "make it anew with tools/datasets/preprocess_data.py --dataset-impl mmap"
+            f"{path}: starts with {magic!r}, expected {MMAP_MAGIC!r} or {CACHED_MAGIC!r}: this is no index "
+            "of token files; make it anew with tools/datasets/preprocess_data.py"
         )
     raw = map_file(path)
     if raw.size < HEADER_BYTES:
@@ -156,4 +157,5 @@ def read_index(path: str) -> IndexFile:
         raw[HEADER_BYTES:at_pointers].view("<i4"),
         raw[at_pointers:at_doc_idx].view("<i8"),
         raw[at_doc_idx:expected].view("<i8"),
+        pointer_step=DTYPES[code].itemsize,
     )

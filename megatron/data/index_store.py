@@ -163,7 +163,7 @@ class IndexStore:
         """Fill the empty ``folder``: the arrays, flushed, and the manifest last."""
         shape = recipe.shape()
         # A copy: the index file's sizes are not aligned, and gathering from them would be slow.
-        sizes = data.sizes[recipe.first_document : recipe.stop_document].copy()
+        sizes = data.sizes[recipe.first_document : recipe.stop_document].astype(np.int32)
         with ExitStack() as files:
             writers = {
                 name: files.enter_context(_ArrayWriter.open(folder / f"{name}.npy", *form))

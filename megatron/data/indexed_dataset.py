@@ -9,11 +9,12 @@ import os
 from array import array
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, Final, Literal, overload
+from typing import Any, BinaryIO, Final, Literal, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from megatron.data.cached_index import CACHED_DTYPE, read_cached_index, write_cached_index
 from megatron.data.index_file import (
     CACHED_MAGIC,
     DTYPES,
@@ -27,12 +28,14 @@ from megatron.data.index_file import (
     read_magic,
 )
 from megatron.data.mapping import leave_to_page_cache, map_file
+from megatron.data.memory_file import MemoryFile
 from megatron.errors import DataError
 
 __all__ = [
     "DTYPES",
     "MMapIndexedDataset",
     "MMapIndexedDatasetBuilder",
+    "MemoryPart",
     "best_fitting_dtype",
     "data_file_path",
     "index_file_path",
@@ -40,31 +43,48 @@ __all__ = [
 ]
 
 _COPY_BYTES: Final = 16 * 1024 * 1024
+_MOST_TOKENS: Final = 2**31 - 1  # of one sequence: sizes are i32 in the mmap form and in index maps
+
+
+class MemoryPart(NamedTuple):
+    """The place of a dataset's tokens in shared memory: bytes ``first`` … ``first + nbytes - 1``."""
+
+    memory: MemoryFile
+    first: int
+    nbytes: int
 
 
 class MMapIndexedDataset:
-    """The sequences of a token file, read through the page cache.
+    """The sequences of a token file of either form, read through the page cache or from ``part``.
 
-    Opening reads the header alone; it keeps no descriptor open. Pickling sends the prefix only.
+    Opening reads the header alone; it keeps no descriptor open. Pickling sends where the tokens are:
+    the prefix, and the place in shared memory, which a process of this node finds while its owner lives.
 
     Attributes:
         prefix: path without ``.bin``/``.idx``.
         dtype: type of a token on disk.
-        sizes: ``[N]`` int32, tokens of each sequence.
-        pointers: ``[N]`` int64, first byte of each sequence in ``.bin``.
+        sizes: ``[N]`` int32 (cached form: int64), tokens of each sequence.
+        pointers: ``[N]`` int64, where each sequence starts in ``.bin``.
+        pointer_step: what a pointer grows by for one token: its bytes (cached form: 1).
         doc_idx: ``[D]`` int64, first sequence of each document, and N at the end.
         tokens: ``[tokens]`` of ``dtype``, the whole of ``.bin``.
     """
 
-    def __init__(self, prefix: str | os.PathLike[str]) -> None:
-        self.prefix = os.fspath(prefix)
+    def __init__(self, prefix: str | os.PathLike[str], part: MemoryPart | None = None) -> None:
+        self.prefix, self._part = os.fspath(prefix), part
         index_path, data_path = index_file_path(self.prefix), data_file_path(self.prefix)
-        self.dtype, self.sizes, self.pointers, self.doc_idx = read_index(index_path)
+        is_cached = read_magic(index_path).startswith(CACHED_MAGIC)
+        index = read_cached_index(index_path) if is_cached else read_index(index_path)
+        self.dtype, self.sizes, self.pointers, self.doc_idx, self.pointer_step = index
         end = 0
         if len(self.sizes):
-            end = int(self.pointers[-1]) + int(self.sizes[-1]) * self.dtype.itemsize
+            end = self._first_token(-1) + int(self.sizes[-1])
+            end *= self.dtype.itemsize
         try:
-            raw = map_file(data_path)
+            if part is None:
+                raw = map_file(data_path)
+            else:
+                raw = part.memory.content[part.first : part.first + part.nbytes]
         except FileNotFoundError:
             raise DataError(
                 f"{data_path}: no such file, but {index_path} is there: copy both, or make both anew"
@@ -79,8 +99,8 @@ class MMapIndexedDataset:
             )
         self.tokens: npt.NDArray[Any] = raw.view(self.dtype)
 
-    def __reduce__(self) -> tuple[type[MMapIndexedDataset], tuple[str]]:
-        return type(self), (self.prefix,)
+    def __reduce__(self) -> tuple[type[MMapIndexedDataset], tuple[str, MemoryPart | None]]:
+        return type(self), (self.prefix, self._part)
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -97,7 +117,7 @@ class MMapIndexedDataset:
     def _first_token(self, number: int) -> int:
         if number == len(self.sizes):
             return len(self.tokens)
-        return int(self.pointers[number]) // self.dtype.itemsize
+        return int(self.pointers[number]) // self.pointer_step
 
     def get(
         self, index: int | np.integer[Any], offset: int = 0, length: int | None = None
@@ -118,7 +138,7 @@ class MMapIndexedDataset:
             raise IndexError(
                 f"{self.prefix}: tokens {offset} to {stop} of sequence {number}, which has {size}"
             )
-        first = int(self.pointers[number]) // self.dtype.itemsize
+        first = self._first_token(number)
         return self.tokens[first + offset : first + stop]
 
     @overload
@@ -147,18 +167,21 @@ class MMapIndexedDataset:
             DataError: they do not.
         """
         path, expected = index_file_path(self.prefix), 0
+        unit = "token" if self.pointer_step == 1 else "byte"
         step = _COPY_BYTES // 8
         for first in range(0, len(self), step):
-            sizes = self.sizes[first : first + step].astype(np.int64) * self.dtype.itemsize
+            sizes = self.sizes[first : first + step].astype(np.int64) * self.pointer_step
             ends = np.cumsum(sizes) + expected
             bad = np.flatnonzero(
-                (self.pointers[first : first + step] != ends - sizes) | (sizes < 0)
+                (self.pointers[first : first + step] != ends - sizes)
+                | (sizes < 0)
+                | (sizes > _MOST_TOKENS * self.pointer_step)
             )
             if bad.size:
                 number = first + int(bad[0])
                 raise DataError(
-                    f"{path}: sequence {number} has size {int(self.sizes[number])} and starts at byte "
-                    f"{int(self.pointers[number])}, expected byte {int((ends - sizes)[bad[0]])}: the "
+                    f"{path}: sequence {number} has size {int(self.sizes[number])} and starts at {unit} "
+                    f"{int(self.pointers[number])}, expected {unit} {int((ends - sizes)[bad[0]])}: the "
                     "file is damaged; copy or make it anew"
                 )
             expected = int(ends[-1])
@@ -174,26 +197,29 @@ class MMapIndexedDataset:
 
 
 def make_dataset(
-    path_prefix: str | os.PathLike[str], impl: Literal["infer", "mmap"] | str = "infer"
+    path_prefix: str | os.PathLike[str], impl: Literal["infer", "mmap", "cached"] | str = "infer"
 ) -> MMapIndexedDataset:
-    """Open the token files of ``path_prefix``; ``infer`` looks at the magic to tell the form.
+    """Open the token files of ``path_prefix``.
+
+    ``mmap`` is for files of that form alone. ``infer`` and ``cached`` look at the magic to tell the
+    form; all map the files: who wants them in memory asks :mod:`megatron.data.node_memory` then.
 
     Raises:
         DataError: nothing is there, it is of a form that cannot be read, or it is damaged.
     """
     path = index_file_path(path_prefix)
-    if impl not in ("infer", "mmap"):
-        raise DataError(f"data_impl {impl!r}: expected infer or mmap")
-    if impl == "infer" and read_magic(path).startswith(CACHED_MAGIC[:-1]):
+    if impl not in ("infer", "mmap", "cached"):
+        raise DataError(f"data_impl {impl!r}: expected infer, mmap or cached")
+    if impl == "mmap" and read_magic(path).startswith(CACHED_MAGIC):
         raise DataError(
-            f"{path}: is of the cached form (TNTIDX), which is not read yet: make the data anew with "
-            "tools/datasets/preprocess_data.py --dataset-impl mmap"
+            f"{path}: starts with {CACHED_MAGIC!r}, expected {MMAP_MAGIC!r}: these files are of the cached "
+            "form\n  to do: set data_impl to infer, which reads either form, or to cached"
         )
     return MMapIndexedDataset(path_prefix)
 
 
 class MMapIndexedDatasetBuilder:
-    """Write token files of the mmap form: documents one after the other, then :meth:`finalize`.
+    """Write token files: documents one after the other, then :meth:`finalize`.
 
     Nothing usable exists before :meth:`finalize`, which flushes both files to disk, the index last.
     Write to temporary names and rename for an output that appears at once. As a context manager it
@@ -201,11 +227,26 @@ class MMapIndexedDatasetBuilder:
 
     Args:
         out_file: path of the ``.bin`` file, with its ending.
-        dtype: type of a token on disk, one of :data:`DTYPES`.
+        dtype: type of a token on disk, one of :data:`DTYPES`; the cached form has int32 alone.
+        impl: the form of the files.
+
+    Raises:
+        DataError: the form does not have this type.
     """
 
-    def __init__(self, out_file: str | os.PathLike[str], dtype: npt.DTypeLike = "<i4") -> None:
-        self._code = code_of(dtype)
+    def __init__(
+        self,
+        out_file: str | os.PathLike[str],
+        dtype: npt.DTypeLike = "<i4",
+        *,
+        impl: Literal["mmap", "cached"] = "mmap",
+    ) -> None:
+        self._code, self._impl = code_of(dtype), impl
+        if impl == "cached" and DTYPES[self._code] != CACHED_DTYPE:
+            raise DataError(
+                f"{os.fspath(out_file)}: the cached form holds int32, not {np.dtype(dtype)}: use int32, "
+                "or the mmap form"
+            )
         self.dtype = DTYPES[self._code]
         self._path = os.fspath(out_file)
         self._file = open(self._path, "wb", buffering=_COPY_BYTES)  # noqa: SIM115 - closed below
@@ -286,7 +327,7 @@ class MMapIndexedDatasetBuilder:
         step = _COPY_BYTES // self.dtype.itemsize
         for at in range(0, other.num_tokens, step):
             self._file.write(np.ascontiguousarray(other.tokens[at : at + step]).data)
-        self._sizes.frombytes(other.sizes.tobytes())
+        self._sizes.frombytes(other.sizes.astype(np.int32).tobytes())
         self._doc_idx.frombytes((other.doc_idx[1:] + first).astype(np.int64).tobytes())
 
     def finalize(self, index_file: str | os.PathLike[str]) -> None:
@@ -295,14 +336,21 @@ class MMapIndexedDatasetBuilder:
         os.fsync(self._file.fileno())
         self._file.close()
         with open(index_file, "wb", buffering=_COPY_BYTES) as file:
-            file.write(MMAP_MAGIC)
-            file.write(FIELDS.pack(1, self._code, len(self._sizes), len(self._doc_idx)))
-            file.write(np.frombuffer(self._sizes, np.int32).astype("<i4", copy=False).data)
-            for pointers in self._pointers():
-                file.write(pointers.data)
-            file.write(np.frombuffer(self._doc_idx, np.int64).astype("<i8", copy=False).data)
+            if self._impl == "cached":
+                sizes = np.frombuffer(self._sizes, np.int32)
+                write_cached_index(file, sizes, np.frombuffer(self._doc_idx, np.int64))
+            else:
+                self._write_mmap_index(file)
             file.flush()
             os.fsync(file.fileno())
+
+    def _write_mmap_index(self, file: BinaryIO) -> None:
+        file.write(MMAP_MAGIC)
+        file.write(FIELDS.pack(1, self._code, len(self._sizes), len(self._doc_idx)))
+        file.write(np.frombuffer(self._sizes, np.int32).astype("<i4", copy=False).data)
+        for pointers in self._pointers():
+            file.write(pointers.data)
+        file.write(np.frombuffer(self._doc_idx, np.int64).astype("<i8", copy=False).data)
 
     def _pointers(self) -> Iterator[npt.NDArray[np.int64]]:
         """The byte that each sequence starts at, in pieces."""

@@ -12,7 +12,6 @@ import ctypes
 import mmap
 import os
 import weakref
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,15 +42,20 @@ def map_file(path: str | os.PathLike[str]) -> npt.NDArray[np.uint8]:
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        size = os.fstat(descriptor).st_size
-        if size == 0:  # there is no map of nothing
-            return np.frombuffer(b"", np.uint8)
-        address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
-        if address == _MAP_FAILED:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), str(Path(path)))
+        return map_descriptor(descriptor)
     finally:
         os.close(descriptor)
+
+
+def map_descriptor(descriptor: int) -> npt.NDArray[np.uint8]:
+    """As :func:`map_file`, of an open file; ``descriptor`` may be closed afterwards."""
+    size = os.fstat(descriptor).st_size
+    if size == 0:  # there is no map of nothing
+        return np.frombuffer(b"", np.uint8)
+    address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+    if address == _MAP_FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
     owner = (ctypes.c_ubyte * size).from_address(address)
     # At interpreter exit the kernel unmaps: doing it here could pull the memory from under a thread.
     weakref.finalize(owner, _libc.munmap, address, size).atexit = False

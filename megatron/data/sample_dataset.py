@@ -32,7 +32,7 @@ class SampleDataset:
         self.vocab_size = vocab_size
         self.data = data
         self.maps = maps
-        self._itemsize = data.dtype.itemsize
+        self._pointer_step = data.pointer_step
 
     def __len__(self) -> int:
         return len(self.maps.shuffle_idx)
@@ -73,7 +73,7 @@ class SampleDataset:
             document = int(maps.doc_idx[position])
             count = min(int(sizes[document]) - offset, length - at)
             if count:
-                found.append((at, int(pointers[document]) // self._itemsize + offset, count))
+                found.append((at, int(pointers[document]) // self._pointer_step + offset, count))
                 at += count
             position, offset = position + 1, 0
         return found

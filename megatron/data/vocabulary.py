@@ -28,8 +28,8 @@ def check_token_ids(
         return
     at = int(np.flatnonzero((tokens >= vocab_size) | (tokens < 0))[0])
     place = first_token + at
-    document = int(np.searchsorted(data.pointers, place * data.dtype.itemsize, side="right")) - 1
-    offset = place - int(data.pointers[document]) // data.dtype.itemsize
+    document = int(np.searchsorted(data.pointers, place * data.pointer_step, side="right")) - 1
+    offset = place - int(data.pointers[document]) // data.pointer_step
     raise DataError(
         f"{data_file_path(data.prefix)}: token {offset} of document {document} has the id "
         f"{int(tokens[at])}\n"

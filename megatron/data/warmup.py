@@ -59,10 +59,34 @@ def _touch(descriptor: int, at: int) -> int:
 
 
 def available_memory() -> int:
-    """Bytes that can be filled without swapping, page cache that can be dropped included."""
+    """Bytes that can be filled without swapping, page cache that can be dropped included.
+
+    The least of what the machine has and what the control groups of this process allow (containers).
+    """
+    room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         for line in meminfo.read_text().splitlines():
             if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+                room = int(line.split()[1]) * 1024
+    return min([room, *_control_group_rooms()])
+
+
+def _control_group_rooms(root: Path = Path("/sys/fs/cgroup")) -> list[int]:
+    """Bytes that each control group (version 2) around this process leaves."""
+    try:
+        own = Path("/proc/self/cgroup").read_text().rpartition("0::/")[2].strip()
+    except OSError:
+        return []
+    rooms = []
+    for group in (root / own, *(root / own).parents):
+        try:
+            limit = (group / "memory.max").read_text().strip()
+            used = int((group / "memory.current").read_text())
+            statistics = (group / "memory.stat").read_text().split()
+        except OSError:  # the root has none; elsewhere version 1
+            continue
+        if limit != "max":
+            cache = int(statistics[statistics.index("inactive_file") + 1])
+            rooms.append(max(0, int(limit) - used + cache))
+    return rooms

@@ -24,7 +24,7 @@ class Documents(Protocol):
     """Token arrays by document number, with their lengths in tokens."""
 
     @property
-    def sizes(self) -> NDArray[np.int32]: ...
+    def sizes(self) -> NDArray[np.signedinteger]: ...
 
     def get(
         self, index: int, offset: int = 0, length: int | None = None

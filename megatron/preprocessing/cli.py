@@ -108,7 +108,7 @@ def parser() -> argparse.ArgumentParser:
         "--dataset-impl",
         default="mmap",
         choices=["mmap", "cached", "lazy"],
-        help="form of the token files (default: mmap, the only one that is written)",
+        help="form of the token files (default: mmap)",
     )
     group.add_argument(
         "--dtype",

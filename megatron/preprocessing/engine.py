@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -25,7 +26,6 @@ from megatron.tokenizer import Tokenizer, build_tokenizer
 log = get_logger(__name__)
 
 _REFUSED_IMPLS = {
-    "cached": "its file form is not written yet",
     "lazy": "it opens and seeks in the file for every read, which mapping the file does without",
 }
 
@@ -40,7 +40,7 @@ class PreprocessSettings:
         tokenizer_type, vocab_file, merge_file: see :func:`megatron.tokenizer.build_tokenizer`.
         jsonl_keys: the keys that hold text; each gets files of its own.
         append_eod: end each document with the end-of-document token.
-        dataset_impl: the form of the token files; only ``mmap`` is written.
+        dataset_impl: the form of the token files: ``mmap``, or ``cached`` (always int32).
         workers: processes that tokenize.
         num_docs: documents to come, if known; only the progress bar depends on it.
         log_interval: documents between two looks of the progress bar.
@@ -142,7 +142,15 @@ def preprocess(settings: PreprocessSettings) -> Report:
     )
     prefixes = [f"{settings.output_prefix}_{key}_document" for key in settings.jsonl_keys]
     progress = Progress(total_bytes, settings.num_docs, settings.log_interval)
-    report = run(recipe, settings.inputs, prefixes, dtype, settings.workers, progress)
+    report = run(
+        recipe,
+        settings.inputs,
+        prefixes,
+        dtype,
+        settings.workers,
+        progress,
+        impl="cached" if is_cached else "mmap",
+    )
     log_report(report)
     return report
 
@@ -154,6 +162,7 @@ def run(
     dtype: np.dtype[np.integer],
     workers: int,
     progress: Progress,
+    impl: Literal["mmap", "cached"] = "mmap",
 ) -> Report:
     """The engine itself, for any recipe that gives one :class:`PackedDocuments` per prefix.
 
@@ -164,7 +173,7 @@ def run(
     repaired = bad_lines = missing_keys = 0
     finished = False
     try:
-        with TokenFileSet(prefixes, dtype) as output, WorkerPool(recipe, workers) as pool:
+        with TokenFileSet(prefixes, dtype, impl) as output, WorkerPool(recipe, workers) as pool:
             for chunk in pool.encode(read_chunks(inputs)):
                 output.add(chunk.keys)
                 for i, packed in enumerate(chunk.keys):
@@ -189,6 +198,12 @@ def run(
 
 def _dtype(settings: PreprocessSettings, tokenizer: Tokenizer) -> np.dtype[np.integer]:
     """The type on disk: the one asked for, or the smallest."""
+    if settings.dataset_impl == "cached":
+        if settings.dtype not in (None, "int32"):
+            raise DataError(
+                f"--dtype {settings.dtype}: the cached form holds int32 only: leave --dtype out"
+            )
+        return np.dtype("<i4")
     if settings.dtype is None:
         return best_fitting_dtype(tokenizer.vocab_size)
     dtype: np.dtype[np.integer] = np.dtype(settings.dtype)
@@ -243,7 +258,7 @@ def log_report(report: Report) -> None:
 def _check(settings: PreprocessSettings) -> None:
     """Raise for settings that no run can honour."""
     problems = []
-    if settings.dataset_impl != "mmap":
+    if settings.dataset_impl not in ("mmap", "cached"):
         reason = _REFUSED_IMPLS.get(settings.dataset_impl, "it is unknown")
         problems.append(f"--dataset-impl {settings.dataset_impl}: {reason}; use mmap")
     if not settings.inputs:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -48,12 +48,18 @@ class TokenFileSet:
     Args:
         prefixes: paths without ``.bin``/``.idx``; their folders are made if need be.
         dtype: the type of a token on disk.
+        impl: the form of the files.
 
     Raises:
         DataError: a folder or a file cannot be made there.
     """
 
-    def __init__(self, prefixes: Sequence[str], dtype: np.dtype[Any]) -> None:
+    def __init__(
+        self,
+        prefixes: Sequence[str],
+        dtype: np.dtype[Any],
+        impl: Literal["mmap", "cached"] = "mmap",
+    ) -> None:
         self._files: list[_TokenFile] = []
         mark = f".partial-{socket.gethostname()}-{os.getpid()}"
         try:
@@ -62,7 +68,7 @@ class TokenFileSet:
                     Path(prefix).parent.mkdir(parents=True, exist_ok=True)
                     _clear_leftovers(prefix)
                     data, index = data_file_path(prefix), index_file_path(prefix)
-                    builder = MMapIndexedDatasetBuilder(data + mark, dtype)
+                    builder = MMapIndexedDatasetBuilder(data + mark, dtype, impl=impl)
                 self._files.append(_TokenFile(prefix, builder, data + mark, index + mark))
         except BaseException:
             self.discard()

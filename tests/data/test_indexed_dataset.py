@@ -202,7 +202,6 @@ def test_other_files_are_told_by_their_magic(prefix: Path) -> None:
     index = prefix.with_suffix(".idx")
     whole = index.read_bytes()
     index.write_bytes(b"TNTIDX\x00\x00" + whole[8:])
-    assert "cached form" in message(prefix)
     assert "starts with b'TNTIDX" in message(prefix, "mmap")
     index.write_bytes(b"PK\x03\x04" + whole[4:])
     assert "starts with b'PK" in message(prefix)

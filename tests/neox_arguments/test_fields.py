@@ -61,10 +61,7 @@ def problems(**changes: Any) -> list[str]:
             {"pos_emb": "alibi"},
             "pos_emb: alibi is not supported yet; choose one of learned, rotary, none",
         ),
-        (
-            {"data_impl": "cached"},
-            "data_impl: cached is not supported yet; choose one of infer, mmap",
-        ),
+        ({"data_impl": "lazy"}, 'data_impl: found "lazy", expected one of infer, mmap, cached'),
         (
             {"extra_save_iters": [1, -2]},
             "extra_save_iters.1: found -2, expected a whole number from 0",

@@ -210,7 +210,6 @@ def test_append_eod_without_an_eod_stops_before_any_work(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--dataset-impl", "cached"], "--dataset-impl cached: its file form is not written yet"),
         (["--dataset-impl", "lazy"], "--dataset-impl lazy: it opens and seeks"),
         (["--workers", "0"], "--workers is 0"),
         (["--log-interval", "0"], "--log-interval is 0"),

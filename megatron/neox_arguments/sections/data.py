@@ -35,8 +35,9 @@ class DataArgs:
     split: str = "969, 30, 1"
     """Shares of the documents for training, validation and test, in any unit."""
 
-    data_impl: Annotated[Literal["infer", "mmap"], NotYet(("cached",))] = "infer"
-    """How token files are opened. `mmap` maps them; `infer` looks at the file."""
+    data_impl: Literal["infer", "mmap", "cached"] = "infer"
+    """How token files are opened. `mmap` maps them; `infer` looks at the file and maps it; `cached` holds
+    the tokens in memory, one copy per node shared by its ranks and workers, whatever the file's form."""
 
     pack_impl: Annotated[Literal["packed"], NotYet(("pack_until_overflow", "unpacked"))] = "packed"
     """How documents become samples: `packed` cuts the stream of all documents into equal pieces."""
