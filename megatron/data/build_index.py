@@ -14,6 +14,7 @@ from dataclasses import replace
 from megatron import logging as neox_logging
 from megatron.data.datasets import DataSplits, build_datasets
 from megatron.data.plan import store_of
+from megatron.data.run_length import run_length
 from megatron.data.splits import samples_wanted
 from megatron.neox_arguments import NeoXArgs
 from megatron.neox_arguments.arguments_cli import add_config_arguments, args_from_cli
@@ -49,9 +50,19 @@ def build_index(args: NeoXArgs, world_size: int, *, verify: bool = False) -> str
     Raises:
         NeoXError: the configuration, the data or the index maps are not as they should be.
     """
-    args.require("data_path", "train_iters", purpose="building the index")
-    assert args.training.train_iters is not None
+    args.require("data_path", "train_iters|train_epochs", purpose="building the index")
     batch = args.batch_sizes(world_size)
+    steps, length = args.training.train_iters, ""
+    if args.training.train_epochs is not None:
+        found = run_length(
+            args.data,
+            epochs=args.training.train_epochs,
+            seq_length=args.model.seq_length,
+            global_batch_size=batch.global_batch_size,
+            world=World(),
+        )
+        steps, length = found.steps, found.explain()
+    assert steps is not None
     store = store_of(args.data)
     before = {path.parent.name for path in store.root.glob("*/manifest.json")}
     data = build_datasets(
@@ -59,7 +70,7 @@ def build_index(args: NeoXArgs, world_size: int, *, verify: bool = False) -> str
         seq_length=args.model.seq_length,
         seed=args.training.seed,
         wanted=samples_wanted(
-            args.training.train_iters,
+            steps,
             args.training.eval_interval,
             args.training.eval_iters,
             batch.global_batch_size,
@@ -71,6 +82,7 @@ def build_index(args: NeoXArgs, world_size: int, *, verify: bool = False) -> str
         [
             f"{args.data.data_path}: {data.facts.documents:,} documents, {data.facts.tokens:,} tokens",
             f"batch: {batch.explain()}",
+            *([length] if length else []),
             *_lines(data, before, verify),
         ]
     )

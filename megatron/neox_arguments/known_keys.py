@@ -159,7 +159,6 @@ REFUSED: dict[str, OtherKey] = {
     ),
     **_refused("the batch keys set the batch: take it out", {}, keys="elasticity"),
     **_refused("sequence lengths are fixed: take it out", {}, keys="curriculum_learning"),
-    **_refused("give train_iters", keys="train_epochs"),
     **_refused(
         "one data set for now: preprocess into one and give data_path",
         [],

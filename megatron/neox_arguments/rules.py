@@ -236,6 +236,12 @@ def _one_schedule(args: NeoXArgs) -> Iterator[Finding]:
         )
 
 
+@_rule("train_iters", "train_epochs")
+def _one_length(args: NeoXArgs) -> Iterator[Finding]:
+    if args.training.train_iters is not None and args.training.train_epochs is not None:
+        yield "train_epochs", "train_iters is given too: keep one"
+
+
 # Data, checkpoints, text.
 
 

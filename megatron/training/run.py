@@ -41,6 +41,7 @@ from megatron.training.setup import (
     build_parts,
     build_schedule,
     total_steps,
+    with_train_iters,
 )
 from megatron.training.step import StepSettings
 
@@ -67,13 +68,14 @@ def run_training(args: NeoXArgs, world: World) -> RunState:
     Raises:
         NeoXError: something in the configuration, the data or the checkpoints stops the run.
     """
-    args.require("train_iters", "data_path", purpose="training")
+    args.require("train_iters|train_epochs", "data_path", purpose="training")
     for note in args.notes:
         log.info("%s", note)
     # The checkpoint is looked for before anything slow is done.
     found = _find(args, world)
     parts = build_parts(args, world)
     batch = args.batch_sizes(world.size)
+    args = with_train_iters(args, batch, world)
     data = _build_data(args, parts, batch)
     model = build_model(args, parts)
     engine = build_engine(args, parts, model)

@@ -206,7 +206,6 @@ def test_ignored_keys_are_named_once_with_the_reason() -> None:
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"train_epochs": 2}, "train_epochs: found 2: give train_iters"),
         ({"train_data_paths": ["a"]}, "train_data_paths: found ['a']: one data set for now"),
         (
             {"pos_valid_label_data_paths": ["a"]},
@@ -223,7 +222,6 @@ def test_refused_keys(changes: dict[str, Any], line: str) -> None:
 
 def test_refused_keys_at_their_off_value_are_silent() -> None:
     off = {
-        "train_epochs": None,
         "moe_num_experts": 1,
         "train_impl": "normal",
         "use_mup": False,

@@ -23,6 +23,8 @@ def refusal(**changes: Any) -> str:
     [
         ({"hidden_size": 30}, "hidden_size: 30 is no multiple of num_attention_heads 4"),
         ({"num_kv_heads": 3}, "num_kv_heads: num_attention_heads 4 is no multiple of 3"),
+        ({"train_epochs": 2, "train_iters": 3}, "train_epochs: train_iters is given too: keep one"),
+        ({"train_epochs": 0}, "train_epochs: found 0"),
         ({"seq_length": 9}, "max_position_embeddings: 8 is less than seq_length 9"),
         (
             {"rotary_pct": 0.4},
