@@ -6,10 +6,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from megatron.data.index_maps import Order, samples_in
-from megatron.data.plan import DataSettings, open_data
-from megatron.data.splits import split_boundaries
-from megatron.errors import DataError, NeoXError
-from megatron.runtime.world import World
 
 
 @dataclass(frozen=True)
@@ -49,45 +45,3 @@ def samples_of_epochs(tokens: int, seq_length: int, epochs: float, order: Order)
     if order == "neox":
         return max(0, int(exact * tokens) - 1) // seq_length
     return int(exact * samples_in(tokens, seq_length, 1))
-
-
-def run_length(
-    settings: DataSettings,
-    *,
-    epochs: float,
-    seq_length: int,
-    global_batch_size: int,
-    world: World,
-) -> RunLength:
-    """Look at the training data on the first rank and tell all. All ranks call.
-
-    Raises:
-        DataError: the data is missing or damaged, or not enough for one step.
-    """
-    found, failure = None, None
-    if world.is_first:
-        try:
-            found = _measure(settings, epochs, seq_length, global_batch_size)
-        except (NeoXError, OSError) as error:
-            failure = str(error)
-    found, failure = world.broadcast((found, failure))
-    if failure is not None:
-        raise DataError(failure, everywhere=True)
-    assert found is not None
-    return found
-
-
-def _measure(
-    settings: DataSettings, epochs: float, seq_length: int, global_batch_size: int
-) -> RunLength:
-    data = open_data(settings)
-    first, stop = split_boundaries(settings.split, len(data))[:2]
-    tokens = data.tokens_between(first, stop)
-    samples = samples_of_epochs(tokens, seq_length, epochs, settings.data_order)
-    length = RunLength(epochs, tokens, samples, global_batch_size)
-    if length.steps == 0:
-        raise DataError(
-            f"{length.explain()}: not one step\n"
-            "  to do: use more text, a larger share for training, more epochs or a smaller batch"
-        )
-    return length

@@ -68,7 +68,7 @@ def run_training(args: NeoXArgs, world: World) -> RunState:
     Raises:
         NeoXError: something in the configuration, the data or the checkpoints stops the run.
     """
-    args.require("train_iters|train_epochs", "data_path", purpose="training")
+    args.require("train_iters|train_epochs", "data_path|train_data_paths", purpose="training")
     for note in args.notes:
         log.info("%s", note)
     # The checkpoint is looked for before anything slow is done.
@@ -122,6 +122,7 @@ def _build_data(args: NeoXArgs, parts: Parts, batch: BatchSizes) -> DataSplits:
         world=parts.world,
         vocab_size=parts.tokenizer.vocab_size,
         data_parallel_size=batch.data_parallel_size,
+        train_epochs=training.train_epochs,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from megatron.data.run_length import run_length
+from megatron.data.sources import run_length
 from megatron.logging import get_logger
 from megatron.model import GPT2Model
 from megatron.mpu import ParallelGroups
