@@ -10,14 +10,18 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from megatron import logging as neox_logging
 from megatron.data.datasets import DataSplits, build_datasets
-from megatron.data.plan import store_of
+from megatron.data.index_store import StoredArrays
+from megatron.data.sources import all_paths, run_length, store_of
 from megatron.data.splits import samples_wanted
 from megatron.neox_arguments import NeoXArgs
 from megatron.neox_arguments.arguments_cli import add_config_arguments, args_from_cli
 from megatron.runtime.world import World
+
+_SHOWN: Final = 10  # folders of a split that are listed
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -49,9 +53,21 @@ def build_index(args: NeoXArgs, world_size: int, *, verify: bool = False) -> str
     Raises:
         NeoXError: the configuration, the data or the index maps are not as they should be.
     """
-    args.require("data_path", "train_iters", purpose="building the index")
-    assert args.training.train_iters is not None
+    args.require(
+        "data_path|train_data_paths", "train_iters|train_epochs", purpose="building the index"
+    )
     batch = args.batch_sizes(world_size)
+    steps, length = args.training.train_iters, ""
+    if args.training.train_epochs is not None:
+        found = run_length(
+            args.data,
+            epochs=args.training.train_epochs,
+            seq_length=args.model.seq_length,
+            global_batch_size=batch.global_batch_size,
+            world=World(),
+        )
+        steps, length = found.steps, found.explain()
+    assert steps is not None
     store = store_of(args.data)
     before = {path.parent.name for path in store.root.glob("*/manifest.json")}
     data = build_datasets(
@@ -59,18 +75,22 @@ def build_index(args: NeoXArgs, world_size: int, *, verify: bool = False) -> str
         seq_length=args.model.seq_length,
         seed=args.training.seed,
         wanted=samples_wanted(
-            args.training.train_iters,
+            steps,
             args.training.eval_interval,
             args.training.eval_iters,
             batch.global_batch_size,
         ),
         world=World(),
         data_parallel_size=batch.data_parallel_size,
+        train_epochs=args.training.train_epochs,
     )
+    paths = all_paths(args.data)
+    what = paths[0] if len(paths) == 1 else f"{len(paths)} datasets"
     return "\n".join(
         [
-            f"{args.data.data_path}: {data.facts.documents:,} documents, {data.facts.tokens:,} tokens",
+            f"{what}: {data.facts.documents:,} documents, {data.facts.tokens:,} tokens",
             f"batch: {batch.explain()}",
+            *([length] if length else []),
             *_lines(data, before, verify),
         ]
     )
@@ -81,14 +101,24 @@ def _lines(data: DataSplits, before: set[str], verify: bool) -> list[str]:
     for split in (data.train, data.valid, data.test):
         if split is None:
             continue
-        facts, folder = data.facts.splits[split.name], split.maps.folder
-        state = "was there already" if folder.name in before else "built"
-        if verify:
-            split.maps.verify()
-            state += ", verified"
+        facts = data.facts.splits[split.name]
+        state = [f"  {_state(stored, before, verify)}" for stored in split.stored[:_SHOWN]]
+        for stored in split.stored[_SHOWN:]:
+            _state(stored, before, verify)
+        if split.stored[_SHOWN:]:
+            state.append(f"  … {len(split.stored) - _SHOWN:,} more")
         lines.append(
             f"{split.name}: {facts.documents:,} documents, {facts.tokens:,} tokens, "
             f"{facts.samples_per_epoch:,} samples an epoch; {facts.wanted:,} samples wanted, epochs: "
-            f"{facts.epochs:,}\n  {folder}: {state}"
+            f"{facts.epochs:,}"
         )
+        lines += state
     return lines
+
+
+def _state(stored: StoredArrays, before: set[str], verify: bool) -> str:
+    state = "was there already" if stored.folder.name in before else "built"
+    if verify:
+        stored.verify()
+        state += ", verified"
+    return f"{stored.folder}: {state}"

@@ -1,4 +1,4 @@
-"""From token files and a split to three datasets whose i-th sample is the same on every rank.
+"""From token files to three datasets whose i-th sample is the same on every rank.
 
 One rank per file system looks at the data and builds what is missing; all map the result. See
 :mod:`megatron.runtime.fs_barrier` for who waits for whom, :mod:`megatron.data.index_maps` for the
@@ -12,19 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megatron.data.index_store import IndexMaps, IndexStore
+from megatron.data.blended_dataset import BlendedDataset
+from megatron.data.index_store import BlendRecipe, IndexStore
 from megatron.data.indexed_dataset import MMapIndexedDataset, data_file_path
 from megatron.data.node_memory import hold_in_memory
-from megatron.data.plan import (
-    DataFacts,
-    DataPlan,
-    DataSettings,
-    SplitFacts,
-    open_data,
-    plan_indexes,
-    store_of,
-)
-from megatron.data.sample_dataset import SampleDataset
+from megatron.data.plan import DataFacts, DataPlan, SplitFacts, SplitPlan, plan_indexes
+from megatron.data.sample_dataset import SampleDataset, Samples
+from megatron.data.shares import blend_lines
+from megatron.data.sources import DataSettings, open_source, store_of
 from megatron.data.splits import SampleCounts
 from megatron.data.warmup import warm_up
 from megatron.errors import DataError
@@ -37,6 +32,7 @@ __all__ = [
     "DataFacts",
     "DataSplits",
     "SampleDataset",
+    "Samples",
     "SplitFacts",
     "build_datasets",
     "describe_difference",
@@ -56,9 +52,9 @@ class DataSplits:
         facts: numbers for people.
     """
 
-    train: SampleDataset | None
-    valid: SampleDataset | None
-    test: SampleDataset | None
+    train: Samples | None
+    valid: Samples | None
+    test: Samples | None
     index_keys: Mapping[str, str]
     order_facts: Mapping[str, Mapping[str, Any]]
     facts: DataFacts
@@ -73,6 +69,7 @@ def build_datasets(
     world: World,
     vocab_size: int | None = None,
     data_parallel_size: int | None = None,
+    train_epochs: float | None = None,
 ) -> DataSplits:
     """Open the data, have its index maps built where they are missing, and map them. All ranks call.
 
@@ -84,6 +81,7 @@ def build_datasets(
         world: all ranks.
         vocab_size: ids must be below it; None checks nothing.
         data_parallel_size: ranks that read different samples; by default all.
+        train_epochs: what the samples of the training split were counted by, if so.
 
     Raises:
         DataError, BarrierError: the data is missing, damaged or too little; see the message.
@@ -106,6 +104,7 @@ def build_datasets(
             wanted=wanted,
             vocab_size=vocab_size,
             data_parallel_size=ranks,
+            train_epochs=train_epochs,
         )
 
     task = index_task(settings, store, prepare)
@@ -118,23 +117,22 @@ def build_datasets(
     if world.is_first:
         for line in plan.facts.warnings:
             log.warning("%s", line)
-    data, maps = open_alike(
-        world, lambda: _open(settings, store, plan), f"index maps in {store.root}"
-    )
-    if settings.data_impl == "cached":
-        data = hold_in_memory([data], world)[0]
-    elif settings.mmap_warmup:
-        warm_up(data_file_path(data.prefix), world)
-    splits = {
-        name: SampleDataset(data, opened, seq_length=seq_length, name=name, vocab_size=vocab_size)
-        for name, opened in maps.items()
-    }
+
+    files = _open_files(settings, plan, world)
+
+    def open_here() -> tuple[dict[str, Samples], str]:
+        return _open(files, store, plan, seq_length=seq_length, vocab_size=vocab_size)
+
+    splits = open_alike(world, open_here, f"index maps in {store.root}")
+    if world.is_first:
+        for line in blend_lines(plan.facts.splits, splits):
+            log.info("%s", line)
     return DataSplits(
         train=splits.get("train"),
         valid=splits.get("valid"),
         test=splits.get("test"),
-        index_keys={name: recipe.order_key for name, recipe in plan.recipes.items()},
-        order_facts={name: recipe.order_facts() for name, recipe in plan.recipes.items()},
+        index_keys={name: split.order_key for name, split in plan.splits.items()},
+        order_facts={name: split.order_facts() for name, split in plan.splits.items()},
         facts=plan.facts,
     )
 
@@ -145,12 +143,14 @@ def index_task(
     """What is to be had in the store, for :func:`~megatron.runtime.fs_barrier.build_or_wait`."""
 
     def missing(plan: DataPlan) -> list[str]:
-        keys = dict.fromkeys(recipe.key for recipe in plan.recipes.values())
-        return [key for key in keys if not store.is_whole(store.root / key)]
+        return [key for key in plan.recipes() if not store.is_whole(store.root / key)]
 
     def build(plan: DataPlan, key: str, folder: Path) -> None:
-        recipe = next(recipe for recipe in plan.recipes.values() if recipe.key == key)
-        store.build(recipe, open_data(settings), folder)
+        recipe = plan.recipes()[key]
+        if isinstance(recipe, BlendRecipe):
+            store.build_blend(recipe, folder)
+        else:
+            store.build(recipe, open_source(settings, plan.path_of(key)), folder)
 
     return Task(
         root=store.root,
@@ -162,19 +162,70 @@ def index_task(
     )
 
 
+def _open_files(
+    settings: DataSettings, plan: DataPlan, world: World
+) -> dict[str, MMapIndexedDataset]:
+    """The token files by path: mapped, or in the memory of the node."""
+
+    def open_here() -> tuple[dict[str, MMapIndexedDataset], str]:
+        found = {path: _open_file(settings, path, *size) for path, size in plan.files.items()}
+        return found, ",".join(found)
+
+    files = open_alike(world, open_here, "token files")
+    if settings.data_impl == "cached":
+        return dict(zip(files, hold_in_memory(list(files.values()), world), strict=True))
+    if settings.mmap_warmup:
+        for path in files:
+            warm_up(data_file_path(path), world)
+    return files
+
+
 def _open(
-    settings: DataSettings, store: IndexStore, plan: DataPlan
-) -> tuple[tuple[MMapIndexedDataset, dict[str, IndexMaps]], str]:
+    files: Mapping[str, MMapIndexedDataset],
+    store: IndexStore,
+    plan: DataPlan,
+    *,
+    seq_length: int,
+    vocab_size: int | None,
+) -> tuple[dict[str, Samples], str]:
     """This rank's own view of data and maps, and a text that is equal on all ranks."""
-    data = open_data(settings)
-    if (len(data), data.tokens.nbytes) != (plan.facts.documents, plan.bin_bytes):
+    splits: dict[str, Samples] = {}
+    for name, split in plan.splits.items():
+        members = [
+            SampleDataset(
+                files[source.path],
+                store.open(source.recipe),
+                seq_length=seq_length,
+                name=name,
+                vocab_size=vocab_size,
+            )
+            for source in split.sources
+        ]
+        splits[name] = _joined(store, split, members, plan.facts.splits[name].wanted)
+    digests = [stored.digest for split in splits.values() for stored in split.stored]
+    return splits, ",".join([*splits, *digests])
+
+
+def _open_file(
+    settings: DataSettings, path: str, documents: int, nbytes: int
+) -> MMapIndexedDataset:
+    data = open_source(settings, path)
+    if (len(data), data.tokens.nbytes) != (documents, nbytes):
         raise DataError(
             f"{data.prefix}: has {len(data):,} documents in {data.tokens.nbytes:,} bytes here, the builder "
-            f"of the index maps found {plan.facts.documents:,} in {plan.bin_bytes:,}: the files changed "
+            f"of the index maps found {documents:,} in {nbytes:,}: the files changed "
             "meanwhile, or differ between the nodes"
         )
-    maps = {name: store.open(recipe) for name, recipe in plan.recipes.items()}
-    return (data, maps), ",".join(f"{name}={opened.digest}" for name, opened in maps.items())
+    return data
+
+
+def _joined(
+    store: IndexStore, split: SplitPlan, members: Sequence[SampleDataset], samples: int
+) -> Samples:
+    if split.blend is None:
+        return members[0]
+    maps = store.open_blend(split.blend)
+    return BlendedDataset(members, maps, units=split.blend.units, samples=samples)
 
 
 def describe_difference(stored: Mapping[str, Any], ours: Mapping[str, Any]) -> Sequence[str]:

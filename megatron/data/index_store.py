@@ -16,15 +16,16 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from megatron.data.blend import counts_before, turns
 from megatron.data.index_maps import ARRAY_NAMES, IndexShape, Order, build_pieces
 from megatron.data.indexed_dataset import MMapIndexedDataset, index_file_path
 from megatron.data.mapping import map_file
@@ -72,7 +73,7 @@ class IndexRecipe:
     @property
     def key(self) -> str:
         """Name of the folder that holds the maps."""
-        return _hash_of(asdict(self))
+        return hash_of(asdict(self))
 
     @property
     def order_key(self) -> str:
@@ -81,7 +82,7 @@ class IndexRecipe:
         The number of epochs changes GPT-NeoX's order from the first sample on, but not that of
         epochs that are shuffled by themselves.
         """
-        return _hash_of(self.order_facts())
+        return hash_of(self.order_facts())
 
     def order_facts(self) -> dict[str, Any]:
         """What :attr:`order_key` is made of."""
@@ -102,23 +103,49 @@ class IndexRecipe:
         )
 
 
-class IndexMaps:
-    """The maps of one split, mapped read-only. Pickling sends the folder only."""
+@dataclass(frozen=True)
+class BlendRecipe:
+    """Everything that the order of a blend's members depends on; see :mod:`megatron.data.blend`.
+
+    Attributes:
+        units: the members' weights as whole numbers.
+        turns: the first turns that are kept: one period, or fewer where the run takes fewer.
+    """
+
+    units: tuple[int, ...]
+    turns: int
+    kind: str = "blend"
+    format_version: int = FORMAT_VERSION
+
+    @property
+    def key(self) -> str:
+        """Name of the folder that holds the arrays."""
+        return hash_of(asdict(self))
+
+
+class StoredArrays:
+    """A published folder of arrays, mapped read-only. Pickling sends the folder only.
+
+    Attributes:
+        NAMES: the arrays that have to be in it.
+    """
+
+    NAMES: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.manifest = _read_manifest(folder)
-        self.doc_idx, self.sample_idx, self.shuffle_idx = (
-            _map_array(folder, name, self.manifest["arrays"][name]) for name in ARRAY_NAMES
-        )
+        self.manifest = _read_manifest(folder, self.NAMES)
+        self.arrays = {
+            name: _map_array(folder, name, entry) for name, entry in self.manifest["arrays"].items()
+        }
 
-    def __reduce__(self) -> tuple[type[IndexMaps], tuple[Path]]:
+    def __reduce__(self) -> tuple[type[StoredArrays], tuple[Path]]:
         return type(self), (self.folder,)
 
     @property
     def digest(self) -> str:
         """Equal where recipe and content are."""
-        return _hash_of({part: self.manifest[part] for part in ("key", "recipe", "arrays")})
+        return hash_of({part: self.manifest[part] for part in ("key", "recipe", "arrays")})
 
     def verify(self) -> None:
         """Read every byte and compare it with the checksums of the manifest.
@@ -126,8 +153,7 @@ class IndexMaps:
         Raises:
             DataError: something differs.
         """
-        for name in ARRAY_NAMES:
-            entry = self.manifest["arrays"][name]
+        for entry in self.manifest["arrays"].values():
             path = self.folder / entry["file"]
             found = _content_hash(map_file(path))
             if found != entry["sha256"]:
@@ -135,6 +161,28 @@ class IndexMaps:
                     f"{path}: SHA-256 is {found}, {MANIFEST} says {entry['sha256']}: the file is "
                     f"damaged; remove the folder {self.folder}, it is built again"
                 )
+
+
+class IndexMaps(StoredArrays):
+    """The maps of one split of one token file."""
+
+    NAMES = ARRAY_NAMES
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.doc_idx, self.sample_idx, self.shuffle_idx = (
+            self.arrays[name] for name in ARRAY_NAMES
+        )
+
+
+class BlendMaps(StoredArrays):
+    """The turns of a blend: whose it is, and how often it has given before (in this period)."""
+
+    NAMES = ("member_idx", "count_idx")
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.member_idx, self.count_idx = (self.arrays[name] for name in self.NAMES)
 
 
 class IndexStore:
@@ -146,7 +194,7 @@ class IndexStore:
     def is_whole(self, folder: Path) -> bool:
         """Whether ``folder`` holds a manifest and every array that it names, each of its size."""
         try:
-            IndexMaps(folder)
+            StoredArrays(folder)
         except DataError:
             return False
         return True
@@ -159,30 +207,39 @@ class IndexStore:
         """
         return IndexMaps(self.root / recipe.key)
 
+    def open_blend(self, recipe: BlendRecipe) -> BlendMaps:
+        """Likewise for a blend.
+
+        Raises:
+            DataError: it is not there or not whole.
+        """
+        return BlendMaps(self.root / recipe.key)
+
+    def build_blend(self, recipe: BlendRecipe, folder: Path) -> None:
+        """Fill the empty ``folder`` with the turns of a blend."""
+        members = turns(recipe.units, recipe.turns)
+        counts = counts_before(members, len(recipe.units))
+        form = ((recipe.turns,), np.dtype("<i8"))
+        _fill(
+            folder,
+            recipe,
+            {"member_idx": ((recipe.turns,), np.dtype("<u2")), "count_idx": form},
+            [("member_idx", members), ("count_idx", counts)],
+            made_from=f"{len(recipe.units)} weights",
+        )
+
     def build(self, recipe: IndexRecipe, data: MMapIndexedDataset, folder: Path) -> None:
         """Fill the empty ``folder``: the arrays, flushed, and the manifest last."""
         shape = recipe.shape()
         # A copy: the index file's sizes are not aligned, and gathering from them would be slow.
         sizes = data.sizes[recipe.first_document : recipe.stop_document].astype(np.int32)
-        with ExitStack() as files:
-            writers = {
-                name: files.enter_context(_ArrayWriter.open(folder / f"{name}.npy", *form))
-                for name, form in shape.arrays().items()
-            }
-            for name, piece in build_pieces(shape, sizes, recipe.seed):
-                writers[name].write(piece)
-        manifest = {
-            "key": recipe.key,
-            "recipe": asdict(recipe),
-            "arrays": {name: writer.entry() for name, writer in writers.items()},
-            "made": {
-                "from": os.path.abspath(data.prefix),
-                "on": socket.gethostname(),
-                "at": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
-            },
-        }
-        with new_file(folder / MANIFEST) as file:
-            file.write(json.dumps(manifest, indent=1).encode())
+        _fill(
+            folder,
+            recipe,
+            shape.arrays(),
+            build_pieces(shape, sizes, recipe.seed),
+            made_from=os.path.abspath(data.prefix),
+        )
 
     def fingerprint(self, data: MMapIndexedDataset) -> str:
         """SHA-256 of the ``.idx`` file of ``data``; its content is checked before it is trusted.
@@ -197,7 +254,7 @@ class IndexStore:
         status = os.stat(path)
         facts = {"path": path, "bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
         folder = self.root / "fingerprints"
-        memory = folder / f"{_hash_of(path)}.json"
+        memory = folder / f"{hash_of(path)}.json"
         with suppress(OSError, ValueError):  # not seen before, or cut: read the file itself
             remembered = json.loads(memory.read_bytes())
             if remembered["facts"] == facts:
@@ -255,7 +312,37 @@ class _ArrayWriter:
         self._bytes += len(content)
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
+def _fill(
+    folder: Path,
+    recipe: IndexRecipe | BlendRecipe,
+    forms: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]],
+    pieces: Iterable[tuple[str, npt.NDArray[Any]]],
+    *,
+    made_from: str,
+) -> None:
+    """Write the arrays piece by piece, flushed, and the manifest last."""
+    with ExitStack() as files:
+        writers = {
+            name: files.enter_context(_ArrayWriter.open(folder / f"{name}.npy", *form))
+            for name, form in forms.items()
+        }
+        for name, piece in pieces:
+            writers[name].write(piece)
+    manifest = {
+        "key": recipe.key,
+        "recipe": asdict(recipe),
+        "arrays": {name: writer.entry() for name, writer in writers.items()},
+        "made": {
+            "from": made_from,
+            "on": socket.gethostname(),
+            "at": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+        },
+    }
+    with new_file(folder / MANIFEST) as file:
+        file.write(json.dumps(manifest, indent=1).encode())
+
+
+def _read_manifest(folder: Path, names: tuple[str, ...]) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
         manifest = json.loads(path.read_bytes())
@@ -264,9 +351,11 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         raise DataError(
             f"{path}: {why}: the index maps are damaged; remove the folder {folder}, it is built again"
         ) from None
-    if not isinstance(manifest, dict) or not manifest.get("arrays", {}).keys() >= set(ARRAY_NAMES):
+    arrays = manifest.get("arrays") if isinstance(manifest, dict) else None
+    if not isinstance(arrays, dict) or not arrays or not arrays.keys() >= set(names):
         raise DataError(f"{path}: names no arrays: remove the folder {folder}, it is built again")
-    return manifest
+    found: dict[str, Any] = manifest
+    return found
 
 
 def _map_array(folder: Path, name: str, entry: Mapping[str, Any]) -> npt.NDArray[Any]:
@@ -296,5 +385,6 @@ def _content_hash(content: npt.NDArray[np.uint8]) -> str:
     return digest.hexdigest()
 
 
-def _hash_of(value: Any) -> str:
+def hash_of(value: Any) -> str:
+    """A short hash of what can be written as JSON; it does not depend on the order of keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from megatron.data.sample_dataset import SampleDataset
+from megatron.data.sample_dataset import Samples
 from megatron.data.samplers import Batch, step_samples
 from megatron.errors import DataError, NeoXError
 from megatron.runtime.parent import end_with_parent
@@ -58,7 +58,7 @@ class _Steps(Dataset["StepBatch | str"]):
 
     def __init__(
         self,
-        dataset: SampleDataset,
+        dataset: Samples,
         first_sample: int,
         batch: Batch,
         data_rank: int,
@@ -162,7 +162,7 @@ class StepLoader(Iterator[StepBatch]):
 
 
 def build_step_loader(
-    dataset: SampleDataset,
+    dataset: Samples,
     *,
     first_sample: int,
     num_steps: int,
@@ -190,7 +190,7 @@ def build_step_loader(
     stop = first_sample + num_steps * batch.global_batch_size
     if stop > len(dataset):
         raise DataError(
-            f"the {dataset.name} split of {dataset.data.prefix} has {len(dataset):,} samples, the samples "
+            f"{dataset.label} has {len(dataset):,} samples, the samples "
             f"{first_sample:,} to {stop - 1:,} are asked for: a checkpoint of a longer run, or of another "
             "batch size or evaluation interval?\n"
             "  to do: give the batch size of before (--set values belong to the command), or use "

@@ -2,44 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final, Protocol
+from fractions import Fraction
+from typing import Any, Final
 
+from megatron.data.blend import units_of
 from megatron.data.index_maps import Order, epochs_needed, samples_in
-from megatron.data.index_store import DEFAULT_FOLDER, IndexRecipe, IndexStore
-from megatron.data.indexed_dataset import MMapIndexedDataset, make_dataset
-from megatron.data.splits import SPLIT_NAMES, SampleCounts, split_boundaries
+from megatron.data.index_store import BlendRecipe, IndexRecipe, IndexStore, hash_of
+from megatron.data.indexed_dataset import MMapIndexedDataset
+from megatron.data.sources import (
+    DataSettings,
+    all_paths,
+    check_members,
+    documents_of,
+    open_source,
+    paths_of,
+    weights_of,
+)
+from megatron.data.splits import SPLIT_NAMES, SampleCounts
 from megatron.data.vocabulary import check_token_ids
 from megatron.errors import DataError
 
 # Ids of this many tokens at the start of the file are checked before the run starts; the loader
 # checks all that it reads.
 _TOKENS_LOOKED_AT: Final = 1_000_000
+# GPT-NeoX gives each member of a blend half a percent more samples than its weight asks for. The
+# number of epochs follows from it, and with it the order within the member.
+_MARGIN: Final = Fraction("1.005")
+# Facts that all members of a blend share; the others are each member's own.
+_SHARED_FACTS: Final = ("seq_length", "seed", "order", "packing", "options", "format_version")
 
 
-class DataSettings(Protocol):
-    """The keys of the configuration's data section that matter here."""
+@dataclass(frozen=True)
+class MemberFacts:
+    """One member of a blend.
 
-    @property
-    def data_path(self) -> str | None: ...
-    @property
-    def split(self) -> str: ...
-    @property
-    def data_impl(self) -> str: ...
-    @property
-    def pack_impl(self) -> str: ...
-    @property
-    def data_order(self) -> Order: ...
-    @property
-    def mmap_warmup(self) -> bool: ...
-    @property
-    def use_shared_fs(self) -> bool: ...
-    @property
-    def index_cache_dir(self) -> str | None: ...
-    @property
-    def index_build_timeout_s(self) -> float: ...
+    Attributes:
+        path: its token files.
+        weight: its share as asked for; all of them sum to 1.
+        samples_per_epoch: whole samples in one epoch.
+    """
+
+    path: str
+    weight: float
+    samples_per_epoch: int
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,7 @@ class SplitFacts:
         epochs: how often the run needs each document, rounded up.
         samples: what these epochs give.
         wanted: what the run takes.
+        members: of a blend; the numbers above are their sums, ``epochs`` the most of any.
     """
 
     documents: int
@@ -61,6 +70,7 @@ class SplitFacts:
     epochs: int
     samples: int
     wanted: int
+    members: tuple[MemberFacts, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,7 +78,7 @@ class DataFacts:
     """What is known about the data before the first step.
 
     Attributes:
-        documents, tokens: of the whole file.
+        documents, tokens: of all token files, whole.
         splits: by name; a split that is empty or not used is not in it.
         warnings: lines that the user has been told.
     """
@@ -80,37 +90,101 @@ class DataFacts:
 
 
 @dataclass(frozen=True)
-class DataPlan:
-    """What the builder found in the data: the index maps to have, and the facts."""
+class Source:
+    """One token file's part in a split."""
 
-    bin_bytes: int
-    recipes: Mapping[str, IndexRecipe]
+    path: str
+    recipe: IndexRecipe
+
+
+@dataclass(frozen=True)
+class SplitPlan:
+    """What one split is made of: one source, or several and the order of their turns."""
+
+    sources: tuple[Source, ...]
+    blend: BlendRecipe | None = None
+
+    def recipes(self) -> dict[str, IndexRecipe | BlendRecipe]:
+        """Everything to have in the store, by key."""
+        found: dict[str, IndexRecipe | BlendRecipe] = {
+            source.recipe.key: source.recipe for source in self.sources
+        }
+        if self.blend is not None:
+            found[self.blend.key] = self.blend
+        return found
+
+    @property
+    def order_key(self) -> str:
+        """Equal for two runs that read the same samples in the same order, as far as both go."""
+        return hash_of(self.order_facts())
+
+    def order_facts(self) -> dict[str, Any]:
+        """What :attr:`order_key` is made of: of a blend, the facts of all members and their weights."""
+        first = self.sources[0].recipe.order_facts()
+        if self.blend is None:
+            return first
+        facts = {"datasets": len(self.sources)} | {name: first[name] for name in _SHARED_FACTS}
+        for number, source in enumerate(self.sources, start=1):
+            facts[f"dataset {number} weight"] = self.blend.units[number - 1]
+            facts |= {
+                f"dataset {number} {name}": value
+                for name, value in source.recipe.order_facts().items()
+                if name not in _SHARED_FACTS
+            }
+        return facts
+
+
+@dataclass(frozen=True)
+class DataPlan:
+    """What the builder found in the data.
+
+    Attributes:
+        files: (documents, bytes) of each token file.
+        splits: what is to be read of them; a split that is empty or not used is not in it.
+        facts: numbers for people.
+    """
+
+    files: Mapping[str, tuple[int, int]]
+    splits: Mapping[str, SplitPlan]
     facts: DataFacts
 
+    def recipes(self) -> dict[str, IndexRecipe | BlendRecipe]:
+        """Everything to have in the store, by key."""
+        return {
+            key: recipe for split in self.splits.values() for key, recipe in split.recipes().items()
+        }
 
-def store_of(settings: DataSettings) -> IndexStore:
-    """Where the index maps of these settings are: ``index_cache_dir``, else beside the data.
-
-    Raises:
-        DataError: no data is named.
-    """
-    if not settings.data_path:
-        raise DataError(
-            "data_path is not set: name the token files to train on, without .bin or .idx",
-            everywhere=True,
+    def path_of(self, key: str) -> str:
+        """The token files that the index maps ``key`` are made from."""
+        return next(
+            source.path
+            for split in self.splits.values()
+            for source in split.sources
+            if source.recipe.key == key
         )
-    default = Path(settings.data_path).parent / DEFAULT_FOLDER
-    return IndexStore(Path(settings.index_cache_dir) if settings.index_cache_dir else default)
 
 
-def open_data(settings: DataSettings) -> MMapIndexedDataset:
-    """The token files of these settings.
+@dataclass(frozen=True)
+class _Opened:
+    """A token file and the hash of its index."""
 
-    Raises:
-        DataError: they are missing or damaged.
-    """
-    assert settings.data_path  # store_of has looked
-    return make_dataset(settings.data_path, settings.data_impl)
+    data: MMapIndexedDataset
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The documents of a token file that belong to a split, and their tokens."""
+
+    path: str
+    file: _Opened
+    first: int
+    stop: int
+    tokens: int
+
+    @property
+    def documents(self) -> int:
+        return self.stop - self.first
 
 
 def plan_indexes(
@@ -122,6 +196,7 @@ def plan_indexes(
     wanted: SampleCounts,
     vocab_size: int | None = None,
     data_parallel_size: int = 1,
+    train_epochs: float | None = None,
 ) -> DataPlan:
     """Look at the data and say which index maps the run needs. Data seen before costs a header's read.
 
@@ -129,47 +204,125 @@ def plan_indexes(
         DataError: the data is missing, damaged or too little to train on, or does not fit the
             vocabulary.
     """
-    data = open_data(settings)
-    fingerprint = store.fingerprint(data)
-    if vocab_size is not None:
-        check_token_ids(data, 0, data.tokens[:_TOKENS_LOOKED_AT], vocab_size)
-    boundaries = split_boundaries(settings.split, len(data))
-    recipes: dict[str, IndexRecipe] = {}
-    splits: dict[str, SplitFacts] = {}
+    files: dict[str, _Opened] = {}
+    for path in all_paths(settings):
+        data = open_source(settings, path)
+        files[path] = _Opened(data, store.fingerprint(data))
+        if vocab_size is not None:
+            check_token_ids(data, 0, data.tokens[:_TOKENS_LOOKED_AT], vocab_size)
+    splits: dict[str, SplitPlan] = {}
+    facts: dict[str, SplitFacts] = {}
     warnings: list[str] = []
-    for number, (name, samples) in enumerate(zip(SPLIT_NAMES, wanted, strict=True)):
+    for name, samples in zip(SPLIT_NAMES, wanted, strict=True):
         if samples == 0:
             continue
-        first, stop = boundaries[number : number + 2]
-        tokens = data.tokens_between(first, stop)
+        if not paths_of(settings, name):
+            warnings.append(f"{name}_data_paths is not set: there is no {name} split")
+            continue
+        parts = _parts_of(settings, name, files)
         warning, usable = _judge(
-            f"{data.prefix}: the {name} split has {stop - first:,} of {len(data):,} documents (split: "
-            f"{settings.split}), {tokens:,} tokens, with seq_length {seq_length}",
-            tokens,
-            samples_in(tokens, seq_length, 1),
+            _where(settings, name, parts, seq_length),
+            sum(part.tokens for part in parts),
+            sum(samples_in(part.tokens, seq_length, 1) for part in parts),
             needed=data_parallel_size,
             is_train=name == "train",
             order=settings.data_order,
         )
         if warning:
             warnings.append(warning)
-        if not usable:
-            continue
-        recipes[name] = IndexRecipe(
-            idx_sha256=fingerprint,
-            bin_bytes=data.tokens.nbytes,
-            first_document=first,
-            stop_document=stop,
-            tokens_per_epoch=tokens,
-            epochs=epochs_needed(tokens, seq_length, samples, settings.data_order),
+        if usable:
+            epochs = train_epochs if name == "train" else None
+            plan = _plan_split(settings, name, parts, samples, seq_length, seed, epochs)
+            splits[name], facts[name] = plan, _facts_of(plan, parts, samples)
+    if settings.weight_by_num_documents:
+        warnings += [
+            f"weight_by_num_documents: {name}_data_weights is not used"
+            for name in SPLIT_NAMES
+            if getattr(settings, f"{name}_data_weights")
+        ]
+    whole = [file.data for file in files.values()]
+    total = DataFacts(
+        documents=sum(map(len, whole)),
+        tokens=sum(data.num_tokens for data in whole),
+        splits=facts,
+        warnings=tuple(warnings),
+    )
+    sizes = {path: (len(file.data), file.data.tokens.nbytes) for path, file in files.items()}
+    return DataPlan(sizes, splits, total)
+
+
+def _parts_of(
+    settings: DataSettings, split: str, files: Mapping[str, _Opened]
+) -> tuple[_Part, ...]:
+    parts = []
+    for path in paths_of(settings, split):
+        data = files[path].data
+        first, stop = documents_of(settings, split, data)
+        parts.append(_Part(path, files[path], first, stop, data.tokens_between(first, stop)))
+    return tuple(parts)
+
+
+def _plan_split(
+    settings: DataSettings,
+    split: str,
+    parts: Sequence[_Part],
+    samples: int,
+    seq_length: int,
+    seed: int,
+    train_epochs: float | None,
+) -> SplitPlan:
+    """The recipes for ``samples`` samples of one split.
+
+    Raises:
+        DataError: a member of a blend has nothing to give.
+    """
+    blend, shares = None, [samples]
+    if len(parts) > 1:
+        tokens = [part.tokens for part in parts]
+        check_members(split, [part.path for part in parts], tokens, seq_length)
+        weights = weights_of(
+            settings,
+            split,
+            documents=[part.documents for part in parts],
+            tokens=tokens,
+            seq_length=seq_length,
+            train_epochs=train_epochs,
+        )
+        units = units_of(weights)
+        blend = BlendRecipe(units, min(sum(units), samples))
+        # With train_epochs the samples are counted to end with an epoch: a margin would begin another.
+        margin = _MARGIN if train_epochs is None else Fraction(1)
+        shares = [math.ceil(samples * margin * Fraction(unit, sum(units))) for unit in units]
+    sources = []
+    for part, share in zip(parts, shares, strict=True):
+        recipe = IndexRecipe(
+            idx_sha256=part.file.fingerprint,
+            bin_bytes=part.file.data.tokens.nbytes,
+            first_document=part.first,
+            stop_document=part.stop,
+            tokens_per_epoch=part.tokens,
+            epochs=epochs_needed(part.tokens, seq_length, share, settings.data_order),
             seq_length=seq_length,
             seed=seed,
             order=settings.data_order,
             packing=settings.pack_impl,
         )
-        splits[name] = _facts_of(recipes[name], data, samples)
-    facts = DataFacts(len(data), data.num_tokens, splits, tuple(warnings))
-    return DataPlan(data.tokens.nbytes, recipes, facts)
+        sources.append(Source(part.path, recipe))
+    return SplitPlan(tuple(sources), blend)
+
+
+def _where(settings: DataSettings, split: str, parts: Sequence[_Part], seq_length: int) -> str:
+    """A split and its size, for messages."""
+    documents, tokens = sum(p.documents for p in parts), sum(p.tokens for p in parts)
+    size = f"{tokens:,} tokens, with seq_length {seq_length}"
+    if settings.data_path:
+        data = parts[0].file.data
+        return (
+            f"{data.prefix}: the {split} split has {documents:,} of {len(data):,} documents (split: "
+            f"{settings.split}), {size}"
+        )
+    what = parts[0].path if len(parts) == 1 else f"{len(parts):,} datasets"
+    return f"{split}_data_paths: {what}: {documents:,} documents, {size}"
 
 
 def _judge(
@@ -192,14 +345,22 @@ def _judge(
     return f"{where}: {per_epoch} samples an epoch: evaluation reads them repeatedly", True
 
 
-def _facts_of(recipe: IndexRecipe, data: MMapIndexedDataset, wanted: int) -> SplitFacts:
-    tokens = recipe.tokens_per_epoch
+def _facts_of(plan: SplitPlan, parts: Sequence[_Part], wanted: int) -> SplitFacts:
+    recipes = [source.recipe for source in plan.sources]
+    per_epoch = [samples_in(r.tokens_per_epoch, r.seq_length, 1) for r in recipes]
+    members: tuple[MemberFacts, ...] = ()
+    if plan.blend is not None:
+        members = tuple(
+            MemberFacts(source.path, unit / sum(plan.blend.units), count)
+            for source, unit, count in zip(plan.sources, plan.blend.units, per_epoch, strict=True)
+        )
     return SplitFacts(
-        documents=recipe.stop_document - recipe.first_document,
-        tokens=tokens,
-        bytes=tokens * data.dtype.itemsize,
-        samples_per_epoch=samples_in(tokens, recipe.seq_length, 1),
-        epochs=recipe.epochs,
-        samples=recipe.shape().samples,
+        documents=sum(r.stop_document - r.first_document for r in recipes),
+        tokens=sum(r.tokens_per_epoch for r in recipes),
+        bytes=sum(part.tokens * part.file.data.dtype.itemsize for part in parts),
+        samples_per_epoch=sum(per_epoch),
+        epochs=max(r.epochs for r in recipes),
+        samples=recipes[0].shape().samples if plan.blend is None else wanted,
         wanted=wanted,
+        members=members,
     )

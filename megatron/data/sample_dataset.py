@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from megatron.data.index_store import IndexMaps
+from megatron.data.index_store import IndexMaps, StoredArrays
 from megatron.data.indexed_dataset import MMapIndexedDataset
 from megatron.data.vocabulary import check_token_ids
+
+
+class Samples(Protocol):
+    """One split as a run reads it: of one token file, or a blend of several."""
+
+    name: str
+    seq_length: int
+    vocab_size: int | None
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int | np.integer[Any], /) -> npt.NDArray[np.int64]: ...
+    def read_into(self, index: int | np.integer[Any], out: npt.NDArray[np.int64]) -> None: ...
+    def check_ids(self, index: int) -> None: ...
+    @property
+    def label(self) -> str: ...
+    @property
+    def stored(self) -> tuple[StoredArrays, ...]: ...
 
 
 class SampleDataset:
@@ -36,6 +53,16 @@ class SampleDataset:
 
     def __len__(self) -> int:
         return len(self.maps.shuffle_idx)
+
+    @property
+    def label(self) -> str:
+        """What it is, for messages."""
+        return f"the {self.name} split of {self.data.prefix}"
+
+    @property
+    def stored(self) -> tuple[StoredArrays, ...]:
+        """All index folders behind it."""
+        return (self.maps,)
 
     def __getitem__(self, index: int | np.integer[Any]) -> npt.NDArray[np.int64]:
         sample = np.empty(self.seq_length + 1, np.int64)

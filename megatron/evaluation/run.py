@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from megatron.data.indexed_dataset import MMapIndexedDataset, make_dataset
@@ -32,7 +33,8 @@ def add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
         "--split",
         choices=SPLITS,
         default="valid",
-        help="which part of data_path, as `split` divides it (default: valid)",
+        help="which part of the data: of data_path as `split` divides it, or the one of *_data_paths "
+        "(default: valid)",
     )
     parser.add_argument(
         "--data", metavar="PREFIX", help="score the whole token file PREFIX.bin/.idx instead"
@@ -97,12 +99,16 @@ def _check_output(path: Path) -> None:
 
 def _choose(args: NeoXArgs, asked: argparse.Namespace) -> tuple[str, MMapIndexedDataset, int, int]:
     """A name for people, the token file, and the range of its documents."""
-    prefix = asked.data or args.data.data_path
+    named: Sequence[str] = getattr(args.data, f"{asked.split}_data_paths") or ()
+    # A list of one is the whole of that file.
+    whole = asked.data or (named[0] if len(named) == 1 else None)
+    prefix = whole or args.data.data_path
     if prefix is None:
-        raise ConfigError("nothing to score: set data_path, or pass --data PREFIX", everywhere=True)
+        why = f"{asked.split}_data_paths names several: " if named else "set data_path, or "
+        raise ConfigError(f"nothing to score: {why}pass --data PREFIX", everywhere=True)
     documents = make_dataset(prefix, args.data.data_impl)
-    if asked.data:
-        return asked.data, documents, 0, len(documents)
+    if whole:
+        return whole, documents, 0, len(documents)
     bounds = split_boundaries(args.data.split, len(documents))
     number = SPLITS.index(asked.split)
     first, last = bounds[number], bounds[number + 1]

@@ -203,10 +203,16 @@ class NeoXArgs:
     def require(self, *keys: str, purpose: str) -> None:
         """Insist on keys that are optional in general: ``args.require("data_path", purpose="training")``.
 
+        Of keys with a bar between them, such as ``train_iters|train_epochs``, one has to be given.
+
         Raises:
             ConfigError: some have no value.
         """
-        missing = [key for key in keys if getattr(self, key) is None]
+        missing = [
+            key.replace("|", " or ")
+            for key in keys
+            if all(getattr(self, name) is None for name in key.split("|"))
+        ]
         if missing:
             where = f" (read: {', '.join(file.path for file in self.files)})" if self.files else ""
             raise ConfigError(

@@ -119,7 +119,6 @@ IGNORED: dict[str, OtherKey] = {
     **_companions("pos_emb: rpe", "rpe_num_buckets rpe_max_distance"),
     **_companions("norm: scalenorm", "scalenorm_epsilon"),
     **_companions("num_unique_layers", "param_sharing_style"),
-    **_companions("weight_by_num_documents", "weighted_sampler_alpha"),
     **_companions("pack_impl other than packed", "allow_chopped"),
     **_companions("serve_model_weights", "weight_server_port"),
     **_companions("dataset_impl: online", "online_dataserver_ips online_dataserver_ports"),
@@ -159,15 +158,13 @@ REFUSED: dict[str, OtherKey] = {
     ),
     **_refused("the batch keys set the batch: take it out", {}, keys="elasticity"),
     **_refused("sequence lengths are fixed: take it out", {}, keys="curriculum_learning"),
-    **_refused("give train_iters", keys="train_epochs"),
     **_refused(
-        "one data set for now: preprocess into one and give data_path",
+        "not supported yet: take it out",
         [],
         keys=" ".join(
             f"{kind}{split}{what}_data_paths"
             for split in ("train", "valid", "test")
             for kind, what in (
-                ("", ""),
                 ("", "_label"),
                 ("", "_reward"),
                 ("pos_", ""),
@@ -175,10 +172,8 @@ REFUSED: dict[str, OtherKey] = {
                 ("pos_", "_label"),
                 ("neg_", "_label"),
             )
-        )
-        + " train_data_weights valid_data_weights test_data_weights",
+        ),
     ),
-    **_refused("one data set for now: take it out", False, keys="weight_by_num_documents"),
     **_refused("only gpt2 for now", "gpt2", keys="dataset_impl"),
     **_refused("only normal (next-token) training for now", "normal", keys="train_impl"),
     **_refused("not supported yet: take it out", 0, 0.0, keys="z_loss opt_pos_emb_offset"),

@@ -236,6 +236,12 @@ def _one_schedule(args: NeoXArgs) -> Iterator[Finding]:
         )
 
 
+@_rule("train_iters", "train_epochs")
+def _one_length(args: NeoXArgs) -> Iterator[Finding]:
+    if args.training.train_iters is not None and args.training.train_epochs is not None:
+        yield "train_epochs", "train_iters is given too: keep one"
+
+
 # Data, checkpoints, text.
 
 
@@ -254,12 +260,42 @@ def _split_is_shares(args: NeoXArgs) -> Iterator[Finding]:
         yield "split", f"found {shown(args.data.split)}, expected three shares such as 969, 30, 1"
 
 
-@_rule("data_path")
-def _data_path_is_a_prefix(args: NeoXArgs) -> Iterator[Finding]:
-    path = args.data.data_path or ""
-    for ending in (".bin", ".idx"):
-        if path.endswith(ending):
-            yield "data_path", f"{path} names one file of a pair: take {ending} off"
+_BLENDS = ("train", "valid", "test")
+_BLEND_PATHS = tuple(f"{split}_data_paths" for split in _BLENDS)
+_BLEND_WEIGHTS = tuple(f"{split}_data_weights" for split in _BLENDS)
+_MOST_DATASETS = 1000
+
+
+@_rule("data_path", *_BLEND_PATHS)
+def _data_paths_are_prefixes(args: NeoXArgs) -> Iterator[Finding]:
+    given = {"data_path": [args.data.data_path] if args.data.data_path else []}
+    given |= {key: list(getattr(args.data, key) or ()) for key in _BLEND_PATHS}
+    for key, paths in given.items():
+        for path in paths:
+            for ending in (".bin", ".idx"):
+                if path.endswith(ending):
+                    yield key, f"{path} names one file of a pair: take {ending} off"
+        for path in {path for path in paths if paths.count(path) > 1}:
+            yield key, f"{path} is in it twice: name it once and give it the weight of both"
+        if len(paths) > _MOST_DATASETS:
+            yield key, f"{len(paths):,} datasets, the most are {_MOST_DATASETS:,}: merge some"
+
+
+@_rule("data_path", *_BLEND_PATHS, *_BLEND_WEIGHTS, "weight_by_num_documents")
+def _blends_are_whole(args: NeoXArgs) -> Iterator[Finding]:
+    data = args.data
+    blends = [key for key in _BLEND_PATHS if getattr(data, key)]
+    if data.data_path and blends:
+        yield blends[0], "data_path is given too, which would be split: keep one of the two ways"
+    for paths_key, weights_key in zip(_BLEND_PATHS, _BLEND_WEIGHTS, strict=True):
+        paths, weights = getattr(data, paths_key) or (), getattr(data, weights_key)
+        if weights and len(weights) != len(paths):
+            yield (
+                weights_key,
+                f"{len(weights):,} weights for {len(paths):,} {paths_key}: one is needed for each",
+            )
+    if data.weight_by_num_documents and not blends:
+        yield "weight_by_num_documents", "weighs the members of *_data_paths, which are not given"
 
 
 @_rule("checkpoint_factor", "checkpoint_scale")

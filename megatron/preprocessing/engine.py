@@ -149,7 +149,7 @@ def preprocess(settings: PreprocessSettings) -> Report:
         dtype,
         settings.workers,
         progress,
-        impl="cached" if is_cached else "mmap",
+        impl="cached" if settings.dataset_impl == "cached" else "mmap",
     )
     log_report(report)
     return report

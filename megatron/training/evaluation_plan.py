@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from megatron.data.datasets import DataSplits, SampleDataset
+from megatron.data.datasets import DataSplits, Samples
 from megatron.data.loader import build_step_loader
 from megatron.data.samplers import evaluation_first_sample
 from megatron.neox_arguments import BatchSizes, NeoXArgs
@@ -64,7 +64,7 @@ class EvaluationPlan:
         """Nats per token on the test split; only where ``tests``."""
         return self._loss(self._data.test, 0)
 
-    def _loss(self, dataset: SampleDataset | None, first_sample: int) -> float:
+    def _loss(self, dataset: Samples | None, first_sample: int) -> float:
         assert dataset is not None
         parts = self._parts
         loader = build_step_loader(

@@ -53,7 +53,7 @@ def check_same_data(found: CheckpointInfo, data: DataSplits, *, allowed: bool) -
     changed: list[str] = []
     for split, ours in data.order_facts.items():
         differences = describe_difference(stored.get(split, ours), ours)
-        if split != "train" and all(text.startswith("epochs:") for text in differences):
+        if split != "train" and all(text.split(":")[0].endswith("epochs") for text in differences):
             for text in differences:
                 log.info("the %s split is read for other %s than before", split, text)
             continue

@@ -42,6 +42,7 @@ from megatron.training.setup import (
     build_parts,
     build_schedule,
     total_steps,
+    with_train_iters,
 )
 from megatron.training.step import StepSettings
 
@@ -68,7 +69,7 @@ def run_training(args: NeoXArgs, world: World) -> RunState:
     Raises:
         NeoXError: something in the configuration, the data or the checkpoints stops the run.
     """
-    args.require("train_iters", "data_path", purpose="training")
+    args.require("train_iters|train_epochs", "data_path|train_data_paths", purpose="training")
     for note in args.notes:
         log.info("%s", note)
     settings = args.checkpointing
@@ -86,6 +87,7 @@ def _set_up_and_train(args: NeoXArgs, world: World) -> RunState:
     parts = build_parts(args, world)
     batch = args.batch_sizes(world.size)
     resumed = None if args.checkpointing.finetune else found
+    args = with_train_iters(args, batch, world)
     data = _build_data(args, parts, batch, resumed)
     model = build_model(args, parts)
     engine = build_engine(args, parts, model)
@@ -139,6 +141,7 @@ def _build_data(
         world=parts.world,
         vocab_size=parts.tokenizer.vocab_size,
         data_parallel_size=batch.data_parallel_size,
+        train_epochs=training.train_epochs,
     )
 
 

@@ -6,19 +6,23 @@ model everywhere.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from megatron.data.sources import run_length
+from megatron.logging import get_logger
 from megatron.model import GPT2Model
 from megatron.mpu import ParallelGroups
-from megatron.neox_arguments import NeoXArgs
+from megatron.neox_arguments import BatchSizes, NeoXArgs
 from megatron.optimizers import LRSchedule, weight_decay_groups
 from megatron.runtime.device import local_device
 from megatron.runtime.stock_deepspeed import deepspeed
 from megatron.runtime.world import World
 from megatron.tokenizer import Tokenizer, build_tokenizer, padded_vocab_size
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -93,8 +97,28 @@ def build_engine(args: NeoXArgs, parts: Parts, model: GPT2Model) -> Any:
     return engine
 
 
+def with_train_iters(args: NeoXArgs, batch: BatchSizes, world: World) -> NeoXArgs:
+    """``args`` with the ``train_iters`` that ``train_epochs`` stand for. All ranks call.
+
+    Raises:
+        DataError: the data is missing or damaged, or not enough for one step.
+    """
+    if args.training.train_epochs is None:
+        return args
+    length = run_length(
+        args.data,
+        epochs=args.training.train_epochs,
+        seq_length=args.model.seq_length,
+        global_batch_size=batch.global_batch_size,
+        world=world,
+    )
+    if world.is_first:
+        log.info("%s", length.explain())
+    return replace(args, training=replace(args.training, train_iters=length.steps))
+
+
 def total_steps(args: NeoXArgs) -> int:
-    """``train_iters`` of a run that trains, which has insisted on it at its start."""
+    """``train_iters`` of a run that trains: given, or found by :func:`with_train_iters`."""
     steps = args.training.train_iters
     assert steps is not None
     return steps

@@ -75,3 +75,13 @@ def test_damage_is_found(config: Path, capsys: pytest.CaptureFixture[str]) -> No
         main([str(config), "--verify"])
     with pytest.raises(NeoXError, match="train_iters"):
         main([str(config), "--set", "train_iters=null"])
+
+
+def test_epochs_instead_of_steps(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = config.read_text().replace("train_iters: 20", "train_epochs: 2")
+    config.write_text(text)
+    main([str(config)])
+    said = capsys.readouterr().out
+    # 32 documents of 11 tokens: 703 // 16
+    assert "train_epochs: 2 × 352 tokens = 43 samples; // 8 samples a step = 5 steps" in said
+    assert "40 samples wanted, epochs: 2" in said

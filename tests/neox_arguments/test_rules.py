@@ -23,6 +23,40 @@ def refusal(**changes: Any) -> str:
     [
         ({"hidden_size": 30}, "hidden_size: 30 is no multiple of num_attention_heads 4"),
         ({"num_kv_heads": 3}, "num_kv_heads: num_attention_heads 4 is no multiple of 3"),
+        ({"train_epochs": 2, "train_iters": 3}, "train_epochs: train_iters is given too: keep one"),
+        ({"train_epochs": 0}, "train_epochs: found 0"),
+        (
+            {"train_data_paths": ["a"], "data_path": "b"},
+            "train_data_paths: data_path is given too, which would be split",
+        ),
+        (
+            {"data_path": ..., "train_data_paths": ["a", "b"], "train_data_weights": [1]},
+            "train_data_weights: 1 weights for 2 train_data_paths: one is needed for each",
+        ),
+        (
+            {"data_path": ..., "valid_data_weights": [1]},
+            "valid_data_weights: 1 weights for 0 valid_data_paths",
+        ),
+        (
+            {"data_path": ..., "train_data_paths": ["a", "b"], "train_data_weights": [1, 0]},
+            "train_data_weights.1: found 0",
+        ),
+        (
+            {"data_path": ..., "test_data_paths": ["a", "b", "a"]},
+            "test_data_paths: a is in it twice",
+        ),
+        (
+            {"data_path": ..., "train_data_paths": ["a", "b.bin"]},
+            "train_data_paths: b.bin names one file of a pair: take .bin off",
+        ),
+        (
+            {"data_path": ..., "train_data_paths": [str(n) for n in range(1001)]},
+            "train_data_paths: 1,001 datasets, the most are 1,000: merge some",
+        ),
+        (
+            {"weight_by_num_documents": True},
+            "weight_by_num_documents: weighs the members of *_data_paths, which are not given",
+        ),
         ({"seq_length": 9}, "max_position_embeddings: 8 is less than seq_length 9"),
         (
             {"rotary_pct": 0.4},

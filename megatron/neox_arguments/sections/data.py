@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from megatron.neox_arguments.typed import NonNegativeInt, NotYet, PositiveFloat
+from megatron.neox_arguments.typed import NonNegativeInt, NotYet, PositiveFloat, Range
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,33 @@ class DataArgs:
 
     data_path: str | None = None
     """Token files without their ending: `data/mydataset_text_document` for `.bin` and `.idx`."""
+
+    train_data_paths: tuple[str, ...] | None = None
+    """Instead of `data_path`: the token files of a training blend, up to 1,000, each as a whole. The index
+    is beside the first one, or in `index_cache_dir`."""
+
+    valid_data_paths: tuple[str, ...] | None = None
+    """Likewise for validation. Without it there is none."""
+
+    test_data_paths: tuple[str, ...] | None = None
+    """Likewise for the test split."""
+
+    train_data_weights: tuple[PositiveFloat, ...] | None = None
+    """How much each of `train_data_paths` counts, in any unit. Default: all alike; with `train_epochs` each
+    as much as it holds."""
+
+    valid_data_weights: tuple[PositiveFloat, ...] | None = None
+    """Likewise for `valid_data_paths`. Default: all alike."""
+
+    test_data_weights: tuple[PositiveFloat, ...] | None = None
+    """Likewise for `test_data_paths`. Default: all alike."""
+
+    weight_by_num_documents: bool = False
+    """true weighs the members of all blends by their documents, in place of `*_data_weights`."""
+
+    weighted_sampler_alpha: Annotated[float, Range(low=0)] = 1.0
+    """`weight_by_num_documents`: weights are documents to this power; 1 follows the data, 0 treats
+    all alike."""
 
     split: str = "969, 30, 1"
     """Shares of the documents for training, validation and test, in any unit."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from megatron.neox_arguments.typed import NonNegativeInt, NotYet, PositiveInt, Range
+from megatron.neox_arguments.typed import NonNegativeInt, NotYet, PositiveFloat, PositiveInt, Range
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,11 @@ class TrainingArgs:
     """Steps, evaluations, seeds, memory against time."""
 
     train_iters: NonNegativeInt | None = None
-    """Optimizer steps of the run. Required for training."""
+    """Optimizer steps of the run. Training needs this or `train_epochs`."""
+
+    train_epochs: PositiveFloat | None = None
+    """Instead of `train_iters`: how often to read the training data, fractions too; the steps follow. A
+    blend is read until it has given as many samples as its members have in so many epochs."""
 
     eval_interval: PositiveInt = 1000
     """Steps between evaluations on the validation split."""
