@@ -168,8 +168,8 @@ def _open_files(
     """The token files by path: mapped, or in the memory of the node."""
 
     def open_here() -> tuple[dict[str, MMapIndexedDataset], str]:
-        found = {path: _open_file(settings, path, *size) for path, size in plan.files.items()}
-        return found, ",".join(found)
+        # Sizes are compared with the builder's file by file; the paths may differ between nodes.
+        return {path: _open_file(settings, path, *size) for path, size in plan.files.items()}, ""
 
     files = open_alike(world, open_here, "token files")
     if settings.data_impl == "cached":
