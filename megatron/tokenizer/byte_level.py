@@ -31,7 +31,7 @@ from tiktoken._tiktoken import CoreBPE
 from tokenizers import pre_tokenizers
 
 from megatron.tokenizer.abstract import TokenBatch
-from megatron.tokenizer.long_texts import may_be_cut, pieces
+from megatron.tokenizer.long_texts import description_may_be_cut, pieces
 
 # A piece without a place to cut it at is left to the library from this size on: the backtracking of
 # tiktoken's pattern is limited. In characters.
@@ -109,10 +109,10 @@ class FastBytePairs:
     """
 
     def __init__(self, engine: tokenizers.Tokenizer, *, proved: bool = False) -> None:
-        if not may_be_cut(engine):
-            raise NotFast("it is not plain byte-level BPE")
         self._slow = engine
         content = json.loads(engine.to_str())
+        if not description_may_be_cut(content):
+            raise NotFast("it is not plain byte-level BPE")
         model, added = content["model"], content["added_tokens"]
         _check_model(model)
         self._composes = content["normalizer"] is not None
