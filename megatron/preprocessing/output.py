@@ -95,6 +95,16 @@ class TokenFileSet:
             with _errors_name(data_file_path(file.prefix)):
                 file.builder.add_documents(packed.tokens, packed.lengths)
 
+    def append_file(self, prefix: str) -> None:
+        """Append all documents of the token file ``prefix`` to each file of the set.
+
+        Raises:
+            DataError: it cannot be read, its type differs, or the documents cannot be written.
+        """
+        for file in self._files:
+            with _errors_name(data_file_path(file.prefix)):
+                file.builder.merge_file_(prefix)
+
     def publish(self) -> None:
         """Flush everything to disk and give it its final names, in place of what had them before.
 

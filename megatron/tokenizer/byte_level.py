@@ -31,7 +31,7 @@ from tiktoken._tiktoken import CoreBPE
 from tokenizers import pre_tokenizers
 
 from megatron.tokenizer.abstract import TokenBatch
-from megatron.tokenizer.long_texts import may_be_cut, pieces
+from megatron.tokenizer.long_texts import description_may_be_cut, pieces
 
 # A piece without a place to cut it at is left to the library from this size on: the backtracking of
 # tiktoken's pattern is limited. In characters.
@@ -73,6 +73,7 @@ def _awkward_texts() -> tuple[str, ...]:
         "don't DON'T I'll we've 'tis rock'n'roll they'd''s 's",
         "for (int i = 0; i < n; ++i) {\n\t\treturn a[i] << 2;  // ok\n    }\n\n\n",
         "1234567890 3.14159 1,000,000 0xFF ½ ² ٣ Ⅷ 一二三",
+        f"a{_NEVER_ALLOWED} b{_NEVER_ALLOWED}",
         "e\u0301 é A\u030a Å \u212b \u1100\u1161 각 q\u0323\u0307 \u0344 ;\u037e >\u0338<|endoftext|>\u0338",
         "  \u0301 a \u0301  \u0338b \u3099か\u3099",
         "日本語のテキスト。中文文本 한국어 עברית العربية हिन्दी ไทย Ελληνικά русский",
@@ -109,10 +110,10 @@ class FastBytePairs:
     """
 
     def __init__(self, engine: tokenizers.Tokenizer, *, proved: bool = False) -> None:
-        if not may_be_cut(engine):
-            raise NotFast("it is not plain byte-level BPE")
         self._slow = engine
         content = json.loads(engine.to_str())
+        if not description_may_be_cut(content):
+            raise NotFast("it is not plain byte-level BPE")
         model, added = content["model"], content["added_tokens"]
         _check_model(model)
         self._composes = content["normalizer"] is not None

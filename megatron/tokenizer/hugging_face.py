@@ -58,7 +58,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self._vocab_size = max(vocab.values()) + 1
         self._eod = next((vocab[t] for t in _EOD_TOKENS if t in vocab), None)
         self._pad = next((vocab[t] for t in _PAD_TOKENS if t in vocab), None)
-        self._may_be_cut = may_be_cut(engine)
+        self._may_be_cut: bool | None = None  # until the library encodes in bulk
         self._fast: FastBytePairs | None = None
         self._engine_name: str | None = None  # until it is asked for: the proof takes a while
 
@@ -106,6 +106,8 @@ class HuggingFaceTokenizer(Tokenizer):
         if self._fast is not None:
             self.check_characters(texts)
             return self._fast.encode(texts)
+        if self._may_be_cut is None:
+            self._may_be_cut = may_be_cut(self._engine)
         cut = [list(pieces(text)) if self._may_be_cut else [text] for text in texts]
         flat = [piece for of_text in cut for piece in of_text]
         parts = [super(HuggingFaceTokenizer, self).tokenize_packed(group) for group in groups(flat)]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import tokenizers
 
@@ -29,9 +30,13 @@ def may_be_cut(engine: tokenizers.Tokenizer) -> bool:
     True for byte-level BPE that does nothing else to a text than to compose it (NFC does not reach
     across a space), and whose added tokens do not reach across such a place either.
     """
-    content = json.loads(engine.to_str())
+    return description_may_be_cut(json.loads(engine.to_str()))
+
+
+def description_may_be_cut(content: dict[str, Any]) -> bool:
+    """:func:`may_be_cut` for the content of a `tokenizer.json`."""
     words, added = content["pre_tokenizer"] or {}, content["added_tokens"]
-    return (
+    return bool(
         content["model"]["type"] == "BPE"
         and words.get("type") == "ByteLevel"
         and not words["add_prefix_space"]

@@ -1,0 +1,71 @@
+"""Token files joined, counted and shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatron.data.indexed_dataset import MMapIndexedDatasetBuilder, make_dataset
+from megatron.errors import DataError
+from megatron.preprocessing.dataset_tools import count_main, inspect_main, merge_main, prefixes_of
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """``one``: documents ab, c (two sequences); ``two``: one document d; ``wide``: as int32."""
+    monkeypatch.chdir(tmp_path)
+    for name, documents, dtype in (
+        ("in/one", [[b"ab"], [b"c", b"cc"]], "uint16"),
+        ("in/two", [[b"d"]], "uint16"),
+        ("wide", [[b"e"]], "int32"),
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        builder = MMapIndexedDatasetBuilder(f"{name}.bin", np.dtype(dtype))
+        for document in documents:
+            for sequence in document:
+                builder.add_item(list(sequence))
+            builder.end_document()
+        builder.finalize(f"{name}.idx")
+    return tmp_path
+
+
+@pytest.mark.parametrize("names", [["in"], ["in/one", "in/two.bin"]])
+def test_merged_files_keep_their_documents(names: list[str]) -> None:
+    merge_main(["--input", *names, "--output-prefix", "out/all"])
+    merged = make_dataset("out/all")
+    assert [bytes(x.tolist()) for x in merged] == [b"ab", b"c", b"cc", b"d"]
+    assert merged.doc_idx.tolist() == [0, 1, 3, 4]
+
+
+def test_what_cannot_be_merged_leaves_nothing(folder: Path) -> None:
+    with pytest.raises(DataError, match="wide: holds int32, in/one holds uint16"):
+        merge_main(["--input", "in/one", "wide", "--output-prefix", "out/all"])
+    with pytest.raises(DataError, match="is an input as well"):
+        merge_main(["--input", "in", "--output-prefix", "in/two"])
+    (folder / "out").mkdir(exist_ok=True)
+    with pytest.raises(DataError, match=r"out: holds no token file"):
+        prefixes_of(["out"])
+    assert not list((folder / "out").iterdir())
+    assert len(make_dataset("in/two")) == 1
+
+
+def test_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    count_main(["in"])
+    assert capsys.readouterr().out.splitlines() == [
+        "in/one: 2 documents in 3 sequences, 5 tokens (uint16)",
+        "in/two: 1 documents, 1 tokens (uint16)",
+        "total: 6 tokens",
+    ]
+
+
+def test_documents_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    inspect_main(["in/one", "--document", "1", "--tokenizer-type", "CharLevelTokenizer"])
+    assert capsys.readouterr().out.splitlines()[1:] == ["--- document 1: 3 tokens", "ccc"]
+    inspect_main(["in/one.idx", "--count", "9", "--ids"])
+    assert capsys.readouterr().out.splitlines()[2::2] == ["[97, 98]", "[99, 99, 99]"]
+    with pytest.raises(DataError, match="has documents 0 to 1, not 2"):
+        inspect_main(["in/one", "--document", "2", "--ids"])
+    with pytest.raises(DataError, match="--tokenizer-type is needed"):
+        inspect_main(["in/one"])
