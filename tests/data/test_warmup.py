@@ -43,3 +43,12 @@ def test_what_does_not_fit_is_left_alone(
     assert not warm_up(file, World())
     assert "not read ahead" in caplog.text
     assert available_memory() > 2**20
+
+
+def test_a_container_has_less_memory_than_its_machine(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("700\n")
+    (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 200\n")
+    assert warmup._control_group_rooms(tmp_path)[-1] == 500
+    (tmp_path / "memory.max").write_text("max\n")
+    assert warmup._control_group_rooms(tmp_path) == []
