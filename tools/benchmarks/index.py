@@ -21,8 +21,9 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from megatron.data.datasets import SampleDataset, build_datasets  # noqa: E402
+from megatron.data.datasets import build_datasets  # noqa: E402
 from megatron.data.index_file import FIELDS, MMAP_MAGIC  # noqa: E402
+from megatron.data.sample_dataset import Samples  # noqa: E402
 from megatron.data.splits import SampleCounts  # noqa: E402
 from megatron.neox_arguments.sections.data import DataArgs  # noqa: E402
 from megatron.runtime.world import World  # noqa: E402
@@ -42,7 +43,7 @@ def write_index(prefix: Path, sizes: np.ndarray) -> int:
     return int(ends[-1])
 
 
-def open_training_split(prefix: Path, samples: int) -> SampleDataset:
+def open_training_split(prefix: Path, samples: int) -> Samples:
     settings = DataArgs(data_path=str(prefix), split="1,0,0")
     wanted = SampleCounts(samples, 0, 0)
     data = build_datasets(settings, seq_length=SEQ_LENGTH, seed=1234, wanted=wanted, world=World())
