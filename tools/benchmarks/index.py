@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from megatron.data.datasets import build_datasets  # noqa: E402
 from megatron.data.index_file import FIELDS, MMAP_MAGIC  # noqa: E402
-from megatron.data.sample_dataset import Samples  # noqa: E402
+from megatron.data.sample_dataset import SampleDataset  # noqa: E402
 from megatron.data.splits import SampleCounts  # noqa: E402
 from megatron.neox_arguments.sections.data import DataArgs  # noqa: E402
 from megatron.runtime.world import World  # noqa: E402
@@ -43,11 +43,11 @@ def write_index(prefix: Path, sizes: np.ndarray) -> int:
     return int(ends[-1])
 
 
-def open_training_split(prefix: Path, samples: int) -> Samples:
+def open_training_split(prefix: Path, samples: int) -> SampleDataset:
     settings = DataArgs(data_path=str(prefix), split="1,0,0")
     wanted = SampleCounts(samples, 0, 0)
     data = build_datasets(settings, seq_length=SEQ_LENGTH, seed=1234, wanted=wanted, world=World())
-    assert data.train is not None
+    assert isinstance(data.train, SampleDataset)  # one file, no blend
     return data.train
 
 
