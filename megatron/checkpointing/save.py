@@ -200,25 +200,30 @@ def claimed_save_folder(
     """Keep other jobs out of ``save_dir`` for the length of the block. All ranks call this.
 
     Two jobs that save into one folder would mix their files. The lock is the system's: it ends with
-    the process, however that ends. A file system without locks lets everybody in.
+    the process, however that ends. A file system without locks, or one that cannot be written, lets
+    everybody in.
 
     Raises:
-        CheckpointError: on every rank, when another job holds the folder or it cannot be made.
+        CheckpointError: on every rank, when another job holds the folder.
     """
     root = Path(os.path.abspath(save_dir))
     leader = world.is_local_first if node_local else world.is_first
     held: list[int] = []
 
+    path = root / LOCK_NAME
+
     def claim() -> None:
-        root.mkdir(parents=True, exist_ok=True)
-        held.append(os.open(root / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
         try:
-            fcntl.flock(held[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EAGAIN, errno.EACCES):
-                raise CheckpointError(f"another job holds {root / LOCK_NAME}") from error
-            if error.errno not in (errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK):
-                raise
+            root.mkdir(parents=True, exist_ok=True)
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError:
+            return  # nobody can save here: check_save_folder says so where a save is due
+        try:
+            _lock(lock, path)
+        except BaseException:
+            os.close(lock)
+            raise
+        held.append(lock)
 
     try:
         try:
@@ -233,7 +238,24 @@ def claimed_save_folder(
         yield
     finally:
         for lock in held:
+            # While it is still held: whoever opened this file meanwhile finds out that it is gone.
+            path.unlink(missing_ok=True)
             os.close(lock)
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    """Lock the open file at ``path`` for this process alone, or say that another one has it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_there = os.fstat(descriptor).st_nlink > 0
+    except OSError as error:
+        if error.errno in (errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK):
+            return
+        if error.errno not in (errno.EAGAIN, errno.EACCES):
+            raise
+        is_there = False
+    if not is_there:
+        raise CheckpointError(f"another job holds {path}")
 
 
 def _refuse_patterns(root: Path) -> None:
