@@ -193,11 +193,6 @@ def _train(run: _Run) -> bool:
         )
     evaluation = _evaluation(run)
 
-    def evaluate(at: RunState) -> None:
-        if evaluation.validates:
-            run.reporter.evaluation_starts()
-            run.reporter.evaluated("validation", at, evaluation.validation_loss(at.step))
-
     with _train_loader(run) as loader:
         why = train(
             run.engine,
@@ -206,24 +201,30 @@ def _train(run: _Run) -> bool:
             run.schedule,
             state,
             _plan(args),
-            Hooks(log=run.reporter.logged, evaluate=evaluate, save=lambda at: _save(run, at)),
+            Hooks(
+                log=run.reporter.logged,
+                evaluate=lambda at: _validate(run, evaluation, at),
+                save=lambda at: _save(run, at),
+            ),
         )
     log.info("%s after step %s of %s", why, f"{state.step:,}", f"{total:,}")
     return why == "finished"
 
 
+def _validate(run: _Run, evaluation: EvaluationPlan, at: RunState) -> None:
+    """The loss on the validation split, if there is one."""
+    if evaluation.validates:
+        run.reporter.evaluation_starts()
+        run.reporter.evaluated("validation", at, evaluation.validation_loss(at.step))
+
+
 def _evaluate_at_the_end(run: _Run) -> None:
     """The losses on both held-out splits, as far as there are any."""
     evaluation = _evaluation(run)
-    for split, wanted in (("validation", evaluation.validates), ("test", evaluation.tests)):
-        if wanted:
-            run.reporter.evaluation_starts()
-            loss = (
-                evaluation.test_loss()
-                if split == "test"
-                else evaluation.validation_loss(run.state.step)
-            )
-            run.reporter.evaluated(split, run.state, loss)
+    _validate(run, evaluation, run.state)
+    if evaluation.tests:
+        run.reporter.evaluation_starts()
+        run.reporter.evaluated("test", run.state, evaluation.test_loss())
 
 
 def _evaluation(run: _Run) -> EvaluationPlan:

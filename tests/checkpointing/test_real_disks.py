@@ -2,47 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.mounts import run_with_mounts
+
 pytestmark = pytest.mark.ranks
-
-ROOT = Path(__file__).resolve().parents[2]
-PRIVATE_MOUNTS = ["unshare", "--mount", "--propagation", "private"]
-
-
-def can_mount(folder: Path) -> str | None:
-    """None, or why a tmpfs cannot be mounted on ``folder`` in a namespace of its own."""
-    if shutil.which("unshare") is None:
-        return "there is no unshare"
-    attempt = subprocess.run(
-        [*PRIVATE_MOUNTS, "mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return attempt.stderr.strip() or "mount failed" if attempt.returncode else None
 
 
 def test_full_and_read_only_disks(tmp_path: Path) -> None:
-    reason = can_mount(tmp_path)
-    if reason:
-        pytest.skip(f"no private mounts here: {reason}")
-    done = subprocess.run(
-        [*PRIVATE_MOUNTS, sys.executable, "-m", "tests.checkpointing.real_disks", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    for seen in json.loads(done.stdout.splitlines()[-1]):
+    for seen in run_with_mounts("tests.checkpointing.real_disks", tmp_path):
         assert "No space left on device" in seen["full"]
         assert "Read-only file system" in seen["read-only"]
         for name in ("full", "read-only"):

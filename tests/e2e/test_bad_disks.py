@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.checkpointing.test_real_disks import PRIVATE_MOUNTS, can_mount
-from tests.support.doors import ROOT, Done
+from tests.support.doors import Done
+from tests.support.mounts import run_with_mounts
 
 pytestmark = pytest.mark.ranks
 
 
 def test_full_and_read_only_disks(tmp_path: Path) -> None:
-    reason = can_mount(tmp_path)
-    if reason:
-        pytest.skip(f"no private mounts here: {reason}")
-    done = subprocess.run(
-        [*PRIVATE_MOUNTS, sys.executable, "-m", "tests.e2e.bad_disks", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    ends = json.loads(done.stdout.splitlines()[-1])
+    ends = run_with_mounts("tests.e2e.bad_disks", tmp_path)
     disks = {name: end.pop("disk") for name, end in ends.items()}
     runs = {name: Done(**end) for name, end in ends.items()}
     for name in ("full", "read-only", "read-only, for metrics too"):
