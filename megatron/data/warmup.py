@@ -10,10 +10,12 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from megatron.logging import get_logger
-from megatron.runtime.world import World
+
+if TYPE_CHECKING:  # torch comes with it, and the tools that write token files do without
+    from megatron.runtime.world import World
 
 log = get_logger(__name__)
 

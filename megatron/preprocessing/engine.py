@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from megatron.data.indexed_dataset import best_fitting_dtype
 from megatron.errors import DataError
 from megatron.logging import get_logger
-from megatron.preprocessing.encoding import EncoderRecipe, JsonTextRecipe, load_ftfy
+from megatron.preprocessing.encoding import JsonTextRecipe, load_ftfy
 from megatron.preprocessing.output import TokenFileSet
 from megatron.preprocessing.pool import WorkerPool
 from megatron.preprocessing.progress import Progress
@@ -114,57 +115,63 @@ def preprocess(settings: PreprocessSettings) -> Report:
     """
     _check(settings)
     total_bytes = check_inputs(settings.inputs)
-    tokenizer = build_tokenizer(settings.tokenizer_type, settings.vocab_file, settings.merge_file)
-    if settings.append_eod:
-        _ = tokenizer.eod  # raises, before any work, where there is none
     if settings.ftfy:
         load_ftfy()  # raises, before any work, where it is not installed
-    dtype = _dtype(settings, tokenizer)
-    engine = tokenizer.engine
-    log.info(
-        "%s: %s ids, stored as %s; encoded by %s",
-        tokenizer.name,
-        f"{tokenizer.vocab_size:,}",
-        dtype.name,
-        engine,
-    )
     recipe = JsonTextRecipe(
         settings.tokenizer_type,
         settings.vocab_file,
         settings.merge_file,
         settings.jsonl_keys,
         settings.append_eod,
-        dtype.name,
-        engine,
+        "int32" if settings.dataset_impl == "cached" else settings.dtype,
+        None,
         settings.on_bad_line == "skip",
         settings.on_missing_key == "skip",
         settings.ftfy,
     )
     prefixes = [f"{settings.output_prefix}_{key}_document" for key in settings.jsonl_keys]
-    progress = Progress(total_bytes, settings.num_docs, settings.log_interval)
-    report = run(
-        recipe,
-        settings.inputs,
-        prefixes,
-        dtype,
-        settings.workers,
-        progress,
-        impl="cached" if settings.dataset_impl == "cached" else "mmap",
-    )
+    with ExitStack() as stack:
+        # They load their tokenizers while this process loads and proves its own.
+        pool = stack.enter_context(WorkerPool(recipe, settings.workers))
+        tokenizer = build_tokenizer(
+            settings.tokenizer_type, settings.vocab_file, settings.merge_file
+        )
+        if settings.append_eod:
+            _ = tokenizer.eod  # raises, before any work, where there is none
+        dtype = _dtype(settings, tokenizer)
+        engine = tokenizer.engine
+        log.info(
+            "%s: %s ids, stored as %s; encoded by %s",
+            tokenizer.name,
+            f"{tokenizer.vocab_size:,}",
+            dtype.name,
+            engine,
+        )
+        if tokenizer.disproved:  # the workers took it on trust
+            stack.close()
+            pool = stack.enter_context(WorkerPool(replace(recipe, engine=engine), settings.workers))
+        progress = Progress(total_bytes, settings.num_docs, settings.log_interval)
+        report = run(
+            pool,
+            settings.inputs,
+            prefixes,
+            dtype,
+            progress,
+            impl="cached" if settings.dataset_impl == "cached" else "mmap",
+        )
     log_report(report)
     return report
 
 
 def run(
-    recipe: EncoderRecipe,
+    pool: WorkerPool,
     inputs: Sequence[str],
     prefixes: Sequence[str],
     dtype: np.dtype[np.integer],
-    workers: int,
     progress: Progress,
     impl: Literal["mmap", "cached"] = "mmap",
 ) -> Report:
-    """The engine itself, for any recipe that gives one :class:`PackedDocuments` per prefix.
+    """The engine itself, for workers that give one :class:`PackedDocuments` per prefix.
 
     Raises:
         DataError: as :func:`preprocess`.
@@ -173,7 +180,7 @@ def run(
     repaired = bad_lines = missing_keys = 0
     finished = False
     try:
-        with TokenFileSet(prefixes, dtype, impl) as output, WorkerPool(recipe, workers) as pool:
+        with TokenFileSet(prefixes, dtype, impl) as output:
             for chunk in pool.encode(read_chunks(inputs)):
                 output.add(chunk.keys)
                 for i, packed in enumerate(chunk.keys):
