@@ -99,7 +99,8 @@ def _misfit(
     if saved.model_parallel_size != now.model_parallel_size:
         return (
             f"  found: weights split among model_parallel_size {saved.model_parallel_size}\n"
-            f"  expected: {now.model_parallel_size}, as this run has"
+            f"  expected: {now.model_parallel_size}, as this run has\n"
+            f"  to do: start it with model_parallel_size: {saved.model_parallel_size}"
         )
     if not load_optim:
         return None

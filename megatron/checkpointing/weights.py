@@ -121,7 +121,7 @@ def read_weights(
         raise CheckpointError(
             f"{info.path}\n  found: weights split among {len(shards)} model-parallel ranks\n"
             f"  expected: model_parallel_size {model_parallel_size}\n"
-            "  to do: use the model_parallel_size of the run that wrote it"
+            f"  to do: start with model_parallel_size: {len(shards)}, as the run that wrote it"
         )
     if not layer_files:
         path = info.path / f"mp_rank_{model_rank:02d}_model_states.pt"

@@ -45,7 +45,7 @@ def layer_factories(
         nn.Identity,
         *blocks,
         nn.Identity,
-        partial(FinalNorm, model),
+        partial(FinalNorm, model, groups=groups),
         head,
     ]
 
@@ -109,6 +109,7 @@ class GPT2Model(nn.Module):
         embedding, norm, head = (self.sequential[i] for i in (layout.EMBEDDING, -2, -1))
         x = self._blocks(embedding(tokens, position_ids), cache, position_ids)
         if only is not None:
+            assert not self.groups.sequence_parallel, "a token is looked for in whole sequences"
             x = x[torch.arange(x.size(0), device=x.device), only].unsqueeze(1)
         if isinstance(head, TiedHead):
             assert isinstance(embedding, Embedding)

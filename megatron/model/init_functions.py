@@ -1,13 +1,14 @@
 """How parameters start: GPT-NeoX's schemes, drawn independently of how the model is spread out.
 
-Each parameter is drawn from a generator of its own, seeded by (seed, name), as the tensor of the
-whole layer, of which a model-parallel rank keeps its part: the values are the same on any number of
-ranks, pipeline stages or threads. The draw is made in fp32 on the CPU.
+Each tensor of the whole model is drawn from a generator of its own, seeded by (seed, name), and a
+model-parallel rank keeps its part: the values are the same on any number of ranks, pipeline stages or
+threads. The draw is made in fp32 on the CPU, a few rows at a time: a rank never holds a whole tensor.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +48,8 @@ def initialize_layer(
     """Fill the parameters of layer ``index`` of the layer list: weights drawn, biases 0, norms 1."""
     rank, size = groups.get_model_parallel_rank(), groups.get_model_parallel_world_size()
     for name, parameter in layer.named_parameters():
-        module, _, kind = name.rpartition(".")
+        whole_name = layout.whole_name(name)
+        module, _, kind = whole_name.rpartition(".")
         if kind == "bias":
             parameter.zero_()
         elif parameter.dim() == 1:
@@ -55,19 +57,61 @@ def initialize_layer(
         else:
             output = module in _OUTPUT_LAYERS
             scheme = model.output_layer_init_method if output else model.init_method
-            generator = torch.Generator().manual_seed(derive_seed(seed, "init", index, name))
+            generator = torch.Generator().manual_seed(derive_seed(seed, "init", index, whole_name))
             shape = _whole_shape(parameter, model, name, size)
-            whole = torch.empty(shape).normal_(
-                0.0, standard_deviation(scheme, model), generator=generator
-            )
-            parameter.copy_(
-                layout.take_shard(whole, layout.partition(model, name, shape), rank, size)
-            )
+            split = layout.partition(model, name, shape)
+            runs = split.indices(rank, size) if split is not None else [(0, shape[0])]
+            place = _Place(split.dim if split is not None else 0, runs)
+            _draw_part(parameter, shape, place, standard_deviation(scheme, model), generator)
 
 
-def _whole_shape(parameter: Tensor, model: ModelArgs, name: str, size: int) -> tuple[int, ...]:
+def _whole_shape(parameter: Tensor, model: ModelArgs, name: str, size: int) -> tuple[int, int]:
     shape = list(parameter.shape)
     split = layout.partition(model, name, shape)
-    if split is not None:
-        shape[split.dim] *= size
-    return tuple(shape)
+    if split is not None and split.dim == 1:
+        shape[1] *= size
+    elif split is not None:
+        module = name.rpartition(".")[0]
+        is_fused = module == "attention.query_key_value"
+        shape[0] = sum(layout.query_key_value_rows(model)) if is_fused else shape[0] * size
+    rows, columns = shape
+    return rows, columns
+
+
+class _Place(NamedTuple):
+    """A part of a matrix: (start, length) of runs of rows (``dim`` 0) or columns (1), one by one."""
+
+    dim: int
+    runs: list[tuple[int, int]]
+
+
+def _draw_part(
+    out: Tensor,
+    shape: tuple[int, int],
+    place: _Place,
+    deviation: float,
+    generator: torch.Generator,
+    block_elements: int = 1 << 22,
+) -> None:
+    """Fill ``out`` with its part of the matrix of ``shape`` that ``generator`` draws.
+
+    Rows are drawn in blocks, whose numbers are those of one draw: torch draws normal numbers in
+    groups of 16, so that a block must be a multiple of 16 numbers and the last not fewer.
+    """
+    rows, columns = shape
+    step = max(16, block_elements // columns // 16 * 16)
+    start = 0
+    while start < rows:
+        stop = rows if rows - start - step < 16 else start + step
+        block = torch.empty(stop - start, columns).normal_(0.0, deviation, generator=generator)
+        filled = 0
+        for first, length in place.runs:
+            if place.dim == 1:
+                out[start:stop, filled : filled + length] = block[:, first : first + length]
+            else:
+                low, high = max(first, start), min(first + length, stop)
+                if low < high:
+                    there = filled + low - first
+                    out[there : there + high - low] = block[low - start : high - start]
+            filled += length
+        start = stop

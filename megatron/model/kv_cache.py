@@ -36,8 +36,8 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        size = groups.get_model_parallel_world_size()
-        heads = divide(model.kv_heads, size, "the number of key/value heads")
+        ranks = groups.get_model_parallel_world_size() // groups.kv_replicas
+        heads = divide(model.kv_heads, ranks, "the number of key/value heads")
         shape = (model.num_layers, 2, batch, heads, length, model.head_dim)
         self.length = length
         self._store = torch.zeros(shape, dtype=dtype, device=device)

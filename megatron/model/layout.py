@@ -8,6 +8,8 @@ The two functions hold no parameters; they keep GPT-NeoX's numbers. Rows inside 
 
 - ``attention.query_key_value``: per head [q_h; k_h; v_h] when every head has its own key and value;
   with grouped heads (GQA) [all q; all k; all v] of the heads that a model-parallel rank holds.
+  Where key/value heads are fewer than ranks, a rank has its query rows and its copy of key and value
+  rows as two parameters, ``attention.query_key_value.{query,key_value}_{weight,bias}``.
 - ``mlp.linear1`` of a gated MLP: [value; gate] of the units that a model-parallel rank holds.
 
 A rank's part is therefore not always a contiguous slice of the whole tensor: :class:`Partition`
@@ -16,7 +18,7 @@ describes the pieces, :func:`take_shard` and :func:`join_shards` apply it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -78,10 +80,45 @@ def linear1_rows(model: ModelArgs) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Partition:
-    """How ranks share a tensor: along ``dim``, each of ``pieces`` (rows) is cut into equal parts."""
+    """How ranks share a tensor.
+
+    Attributes:
+        dim: the dimension that is cut.
+        pieces: rows along it, each cut into equal parts.
+        first: row of the whole tensor at which the pieces begin. Where ranks hold the rows of one
+            whole tensor as two parameters, both describe a part of it.
+        most_parts: into how many parts a piece can be cut. More ranks than that hold copies:
+            neighbours the same one.
+    """
 
     dim: int
     pieces: tuple[int, ...]
+    first: int = 0
+    most_parts: int | None = None
+
+    def parts(self, size: int) -> int:
+        """Different parts that ``size`` ranks hold."""
+        return size if self.most_parts is None else min(size, self.most_parts)
+
+    def indices(self, rank: int, size: int) -> list[tuple[int, int]]:
+        """(start, length) of the runs along ``dim`` of the whole tensor that ``rank`` holds, in order."""
+        parts, start, found = self.parts(size), self.first, []
+        for piece in self.pieces:
+            width = divide(piece, parts, "a dimension of a layer")
+            found.append((start + rank // (size // parts) * width, width))
+            start += piece
+        return found
+
+
+# Parameters that together are one tensor of the whole model: :class:`QueryKeyValueLinear`.
+_QUERY, _KEY_VALUE = "query_", "key_value_"
+
+
+def whole_name(name: str) -> str:
+    """The name, in the whole model, of the tensor that a rank's parameter ``name`` is part of."""
+    module, _, kind = name.rpartition(".")
+    kind = kind.removeprefix(_KEY_VALUE).removeprefix(_QUERY)
+    return f"{module}.{kind}" if module else kind
 
 
 def partition(model: ModelArgs, name: str, shape: Sequence[int]) -> Partition | None:
@@ -89,14 +126,17 @@ def partition(model: ModelArgs, name: str, shape: Sequence[int]) -> Partition | 
 
     Args:
         name: the parameter's name inside its layer, such as ``attention.dense.weight``.
-        shape: of the whole tensor.
+        shape: of the whole tensor; only where ranks share it evenly does it matter.
 
     Returns:
         None for a parameter that every rank holds whole.
     """
     module, _, kind = name.rpartition(".")
     if module == "attention.query_key_value":
-        return Partition(0, query_key_value_rows(model))
+        rows = query_key_value_rows(model)
+        if kind.startswith(_KEY_VALUE):
+            return Partition(0, rows[1:], first=rows[0], most_parts=model.kv_heads)
+        return Partition(0, rows[:1] if kind.startswith(_QUERY) else rows)
     if module == "mlp.linear1":
         return Partition(0, linear1_rows(model))
     if module in ("word_embeddings", "final_linear"):
@@ -108,22 +148,47 @@ def partition(model: ModelArgs, name: str, shape: Sequence[int]) -> Partition | 
 
 def take_shard(whole: Tensor, split: Partition | None, rank: int, size: int) -> Tensor:
     """Model-parallel rank ``rank``'s part of ``whole``."""
-    if split is None or size == 1:
+    if split is None:
         return whole
-    assert whole.size(split.dim) == sum(split.pieces), (whole.shape, split)
-    parts = []
-    for piece in torch.split(whole, list(split.pieces), dim=split.dim):
-        width = divide(piece.size(split.dim), size, "a dimension of a layer")
-        parts.append(piece.narrow(split.dim, rank * width, width))
-    return torch.cat(parts, dim=split.dim)
+    assert whole.size(split.dim) >= split.first + sum(split.pieces), (whole.shape, split)
+    runs = split.indices(rank, size)
+    return torch.cat([whole.narrow(split.dim, *run) for run in runs], dim=split.dim)
 
 
 def join_shards(shards: Sequence[Tensor], split: Partition | None) -> Tensor:
-    """The whole tensor from all ranks' parts, in rank order: the inverse of :func:`take_shard`."""
+    """What all ranks' parts, in rank order, are parts of: the inverse of :func:`take_shard`.
+
+    Of copies the first counts. With ``split.first`` it is the whole tensor from there on.
+    """
     if split is None or len(shards) == 1:
         return shards[0]
-    widths = [piece // len(shards) for piece in split.pieces]
+    parts = split.parts(len(shards))
+    shards = shards[:: len(shards) // parts]
+    widths = [piece // parts for piece in split.pieces]
     by_rank = [torch.split(shard, widths, dim=split.dim) for shard in shards]
     return torch.cat(
         [part for piece in zip(*by_rank, strict=True) for part in piece], dim=split.dim
     )
+
+
+def join_layer(model: ModelArgs, shards: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """A whole layer from all model-parallel ranks' parts of it, in rank order.
+
+    Args:
+        model: the model's section of the configuration.
+        shards: each rank's tensors by their names inside the layer.
+
+    Returns:
+        Whole tensors by the names that they have without model parallelism.
+    """
+    found: dict[str, list[tuple[int, Tensor]]] = {}
+    for name, first in shards[0].items():
+        split = partition(model, name, [size * len(shards) for size in first.shape])
+        joined = join_shards([shard[name] for shard in shards], split)
+        found.setdefault(whole_name(name), []).append((split.first if split else 0, joined))
+    return {
+        name: torch.cat([tensor for _, tensor in sorted(parts, key=lambda part: part[0])])
+        if len(parts) > 1
+        else parts[0][1]
+        for name, parts in found.items()
+    }

@@ -1,13 +1,15 @@
 """A transformer layer: causal self-attention and an MLP around a residual stream.
 
 Shapes: b sequences, s tokens, h hidden, n query heads, k key/value heads, d features of a head, f MLP
-width, t slots of a cache. With model-parallel ranks, n, k and f are what one rank holds.
+width, t slots of a cache. With model-parallel ranks, n, k and f are what one rank holds; with sequence
+parallelism the hidden states between the parallel layers are those of a rank's own tokens.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megatron.model import layout
@@ -17,8 +19,14 @@ from megatron.model.norms import build_norm
 from megatron.model.positional_embeddings import Angles, RotaryTable
 from megatron.model.split_heads import split_heads
 from megatron.mpu.groups import ParallelGroups
-from megatron.mpu.layers import ColumnParallelLinear, RowParallelLinear, divide
+from megatron.mpu.layers import (
+    ColumnParallelLinear,
+    QueryKeyValueLinear,
+    RowParallelLinear,
+    divide,
+)
 from megatron.mpu.matmul import attend
+from megatron.mpu.random import dropout_between_layers, own_draws
 from megatron.neox_arguments.sections import ModelArgs
 
 
@@ -31,21 +39,21 @@ class SelfAttention(nn.Module):
         super().__init__()
         size = groups.get_model_parallel_world_size()
         self.number = number
+        self.groups = groups
         self.heads = divide(model.num_attention_heads, size, "num_attention_heads")
-        self.kv_heads = divide(model.kv_heads, size, "num_kv_heads")
+        self.kv_heads = divide(model.kv_heads, size // groups.kv_replicas, "num_kv_heads")
         self.dropout = model.attention_dropout
         self.rotary = rotary
         width = model.num_attention_heads * model.head_dim
         bias = model.use_bias_in_attn_linear
-        self.query_key_value = ColumnParallelLinear(
-            model.hidden_size, sum(layout.query_key_value_rows(model)), groups=groups, bias=bias
-        )
+        self.query_key_value = _query_key_value(model, groups, bias)
         self.dense = RowParallelLinear(width, model.hidden_size, groups=groups, bias=bias)
 
     def forward(self, x: Tensor, cache: KVCache | None, positions: Tensor | None) -> Tensor:
         """[b, s, h] -> [b, s, h]; see :meth:`GPT2Model.forward` for ``cache`` and ``positions``."""
-        angles = self._angles(x, positions)
-        query, key, value = split_heads(self.query_key_value(x), self.heads, self.kv_heads, angles)
+        fused = self.query_key_value(x)
+        angles = self._angles(fused, positions)
+        query, key, value = split_heads(fused, self.heads, self.kv_heads, angles)
         mask = None
         if cache is not None:
             assert positions is not None, "a cache needs to know the tokens' positions"
@@ -53,15 +61,24 @@ class SelfAttention(nn.Module):
             slots = torch.arange(cache.length, device=x.device)
             mask = (slots <= positions.unsqueeze(-1)).unsqueeze(1)  # [b, 1, s, t]
         dropout = self.dropout if self.training else 0.0
-        out = attend(query, key, value, mask=mask, causal=mask is None, dropout=dropout)
+        with own_draws(self.groups) if dropout else nullcontext():
+            out = attend(query, key, value, mask=mask, causal=mask is None, dropout=dropout)
         return self.dense(out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
-    def _angles(self, x: Tensor, positions: Tensor | None) -> Angles | None:
+    def _angles(self, fused: Tensor, positions: Tensor | None) -> Angles | None:
         if self.rotary is None:
             return None
         if positions is None:
-            return self.rotary.first(x.size(1), x.device)
+            return self.rotary.first(fused.size(1), fused.device)
         return self.rotary.at(positions)
+
+
+def _query_key_value(model: ModelArgs, groups: ParallelGroups, bias: bool) -> nn.Module:
+    rows = layout.query_key_value_rows(model)
+    if groups.kv_replicas == 1:
+        return ColumnParallelLinear(model.hidden_size, sum(rows), groups=groups, bias=bias)
+    queries, *shared = rows
+    return QueryKeyValueLinear(model.hidden_size, queries, sum(shared), groups=groups, bias=bias)
 
 
 class MLP(nn.Module):
@@ -106,11 +123,12 @@ class TransformerLayer(nn.Module):
         self, model: ModelArgs, number: int, *, groups: ParallelGroups, rotary: RotaryTable | None
     ) -> None:
         super().__init__()
+        self.groups = groups
         self.parallel_residual = model.gpt_j_residual
         self.dropout = model.hidden_dropout
-        self.input_layernorm = build_norm(model)
+        self.input_layernorm = build_norm(model, groups=groups)
         self.attention = SelfAttention(model, number, groups=groups, rotary=rotary)
-        self.post_attention_layernorm = build_norm(model)
+        self.post_attention_layernorm = build_norm(model, groups=groups)
         self.mlp = MLP(model, groups=groups)
 
     def forward(
@@ -124,4 +142,6 @@ class TransformerLayer(nn.Module):
         return x + self._drop(self.mlp(self.post_attention_layernorm(x)))
 
     def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.dropout) if self.training and self.dropout else x
+        if not (self.training and self.dropout):
+            return x
+        return dropout_between_layers(x, self.dropout, self.groups)

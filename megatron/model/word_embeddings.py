@@ -1,7 +1,8 @@
 """The two ends of the model: ids to hidden states, hidden states to logits.
 
 Shapes: b sequences, s tokens, h hidden, v padded vocabulary (one rank's part of it where the
-vocabulary is split).
+vocabulary is split). With sequence parallelism hidden states are those of a rank's own tokens, and s of
+their shape is this part.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megatron.model.norms import build_norm
-from megatron.mpu.collectives import copy_to_model_parallel
+from megatron.mpu.collectives import part_of_sequence, shared_parameters
 from megatron.mpu.groups import ParallelGroups
 from megatron.mpu.layers import ColumnParallelLinear, VocabParallelEmbedding
-from megatron.mpu.matmul import linear
+from megatron.mpu.random import dropout_between_layers
+from megatron.mpu.split_linear import column_linear
 from megatron.neox_arguments.sections import ModelArgs
 
 
@@ -23,6 +25,7 @@ class Embedding(nn.Module):
 
     def __init__(self, model: ModelArgs, padded_vocab_size: int, *, groups: ParallelGroups) -> None:
         super().__init__()
+        self.groups = groups
         self.dropout = model.hidden_dropout
         self.word_embeddings = VocabParallelEmbedding(
             padded_vocab_size, model.hidden_size, groups=groups
@@ -39,16 +42,20 @@ class Embedding(nn.Module):
         if self.position_embeddings is not None:
             if positions is None:
                 positions = torch.arange(tokens.size(1), device=tokens.device)
-            x = x + self.position_embeddings(positions)
-        return F.dropout(x, self.dropout) if self.training and self.dropout else x
+            mine = positions[..., part_of_sequence(tokens.size(1), self.groups)]
+            (table,) = shared_parameters(self.groups, self.position_embeddings.weight)
+            x = x + F.embedding(mine, table)
+        if self.training and self.dropout:
+            x = dropout_between_layers(x, self.dropout, self.groups)
+        return x
 
 
 class FinalNorm(nn.Module):
     """The norm behind the last transformer layer, under the name that checkpoints give it."""
 
-    def __init__(self, model: ModelArgs) -> None:
+    def __init__(self, model: ModelArgs, *, groups: ParallelGroups) -> None:
         super().__init__()
-        self.norm = build_norm(model)
+        self.norm = build_norm(model, groups=groups)
 
     def forward(self, x: Tensor) -> Tensor:
         """[b, s, h] -> [b, s, h]."""
@@ -78,4 +85,4 @@ class TiedHead(nn.Module):
 
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
         """[b, s, h] and the embedding's [v, h] -> [b, s, v]."""
-        return linear(copy_to_model_parallel(x, self.groups), weight)
+        return column_linear(x, weight, None, self.groups)

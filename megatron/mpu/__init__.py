@@ -1,6 +1,6 @@
 """Model-parallel units: the layout of ranks, and layers and losses that are split over it."""
 
-from megatron.mpu.cross_entropy import vocab_parallel_cross_entropy
+from megatron.mpu.cross_entropy import vocab_parallel_cross_entropy, vocab_parallel_log_probs
 from megatron.mpu.groups import ParallelGroups
 from megatron.mpu.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 
@@ -10,4 +10,5 @@ __all__ = [
     "RowParallelLinear",
     "VocabParallelEmbedding",
     "vocab_parallel_cross_entropy",
+    "vocab_parallel_log_probs",
 ]

@@ -16,27 +16,43 @@ from torch import Tensor
 from megatron.mpu.groups import ParallelGroups
 
 
-def vocab_parallel_cross_entropy(logits: Tensor, labels: Tensor, groups: ParallelGroups) -> Tensor:
-    """``-log softmax(logits)[label]`` of each token, in fp32.
+def vocab_parallel_cross_entropy(
+    logits: Tensor, labels: Tensor, groups: ParallelGroups, *, z_loss: float = 0.0
+) -> Tensor:
+    """``-log softmax(logits)[label]`` of each token, plus ``z_loss * log(Z)^2``, in fp32.
+
+    Z is the sum of the exponentials: a small ``z_loss`` (1e-4 in PaLM, arXiv:2204.02311, section 5)
+    keeps logits from drifting away from 0, on which the softmax itself puts no price.
 
     Args:
         logits: [..., v / size], this rank's part of the vocabulary, in any floating type.
         labels: [...] int64, numbers in the whole vocabulary.
         groups: the layout of ranks.
+        z_loss: the price of log(Z)^2.
 
     Returns:
         [...] fp32, nats, the same on every rank of the group.
     """
     if groups.get_model_parallel_world_size() == 1:
         flat = logits.reshape(-1, logits.size(-1)).float()
-        return F.cross_entropy(flat, labels.reshape(-1), reduction="none").view(labels.shape)
-    out: Tensor = _VocabParallelCrossEntropy.apply(logits, labels, groups)  # type: ignore[no-untyped-call]
+        losses = F.cross_entropy(flat, labels.reshape(-1), reduction="none")
+        if z_loss:
+            losses = losses + z_loss * flat.logsumexp(-1).square()
+        return losses.view(labels.shape)
+    out: Tensor = _VocabParallelCrossEntropy.apply(logits, labels, groups, z_loss)  # type: ignore[no-untyped-call]
     return out
+
+
+def vocab_parallel_log_probs(logits: Tensor, labels: Tensor, groups: ParallelGroups) -> Tensor:
+    """The log-probability that the model gives to each label: [..., v / size], [...] -> [...] fp32."""
+    return -vocab_parallel_cross_entropy(logits, labels, groups)
 
 
 class _VocabParallelCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, groups: ParallelGroups) -> Tensor:
+    def forward(
+        ctx: Any, logits: Tensor, labels: Tensor, groups: ParallelGroups, z_loss: float
+    ) -> Tensor:
         group = groups.get_model_parallel_group()
         rows = logits.size(-1)
         local = labels - rows * groups.get_model_parallel_rank()
@@ -52,13 +68,21 @@ class _VocabParallelCrossEntropy(torch.autograd.Function):
         dist.all_reduce(sums, group=group)
 
         softmax = exponentials.div_(sums[0].unsqueeze(-1))
-        ctx.save_for_backward(softmax, local, elsewhere)
-        ctx.kind = logits.dtype
-        return sums[0].log() - sums[1]
+        log_sum = sums[0].log()
+        losses = log_sum - sums[1]
+        log_z = log_sum + largest.squeeze(-1)
+        if z_loss:
+            losses += z_loss * log_z.square()
+        ctx.save_for_backward(softmax, local, elsewhere, log_z)
+        ctx.kind, ctx.z_loss = logits.dtype, z_loss
+        return losses
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        softmax, local, elsewhere = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        softmax, local, elsewhere, log_z = ctx.saved_tensors
         minus_one = elsewhere.float().sub(1.0).unsqueeze(-1)
+        if ctx.z_loss:
+            # d log(Z) / d logit is the softmax too.
+            softmax = softmax * (1.0 + 2.0 * ctx.z_loss * log_z).unsqueeze(-1)
         out = softmax.scatter_add(-1, local, minus_one)
-        return out.mul_(grad.unsqueeze(-1)).to(ctx.kind), None, None
+        return out.mul_(grad.unsqueeze(-1)).to(ctx.kind), None, None, None

@@ -6,6 +6,7 @@ them on one node. This is GPT-NeoX's order on DeepSpeed, with a context axis of 
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
@@ -80,6 +81,18 @@ class RankGrid:
         return list(zip(Coordinates._fields, self.sizes, strict=True))
 
 
+def _replicas(num_kv_heads: int | None, model_parallel_size: int) -> int:
+    """How many neighbouring model-parallel ranks hold the same key/value heads."""
+    if num_kv_heads is None or num_kv_heads % model_parallel_size == 0:
+        return 1
+    if model_parallel_size % num_kv_heads:
+        raise ConfigError(
+            f"model_parallel_size: {model_parallel_size} ranks cannot share {num_kv_heads} key/value "
+            "heads evenly; change it or num_kv_heads until one is a multiple of the other"
+        )
+    return model_parallel_size // num_kv_heads
+
+
 class ParallelGroups:
     """This rank's place in the layout and the process groups it takes part in.
 
@@ -93,9 +106,17 @@ class ParallelGroups:
         model_parallel_size: ranks that share each layer's weights (tensor parallelism).
         pipe_parallel_size: stages of the pipeline.
         context_parallel_size: ranks that share each sequence.
+        sequence_parallel: model-parallel ranks also share the tokens of what they would otherwise
+            compute alike (norms, dropout, residuals). Without effect on a model axis of one rank.
+        num_kv_heads: the model's key/value heads. Where they are fewer than model-parallel ranks,
+            neighbours hold the same one.
+
+    Attributes:
+        sequence_parallel: whether tokens are shared.
+        kv_replicas: model-parallel ranks that hold the same key/value heads.
 
     Raises:
-        ConfigError: the sizes do not divide the number of ranks.
+        ConfigError: the sizes do not divide the number of ranks, or each other.
     """
 
     def __init__(
@@ -104,6 +125,9 @@ class ParallelGroups:
         model_parallel_size: int = 1,
         pipe_parallel_size: int = 1,
         context_parallel_size: int = 1,
+        *,
+        sequence_parallel: bool = False,
+        num_kv_heads: int | None = None,
     ) -> None:
         self.world = world
         self.grid = RankGrid.of(
@@ -113,9 +137,18 @@ class ParallelGroups:
             model=model_parallel_size,
         )
         self.place = self.grid.coordinates(world.rank)
+        self.sequence_parallel = sequence_parallel and self.grid.model > 1
+        self.kv_replicas = _replicas(num_kv_heads, self.grid.model)
         self._model_group = self._make("model") if self.grid.model > 1 else None
         self._pipe_group = self._make("pipe") if self.grid.pipe > 1 else None
         self._data_group = self._data_parallel_group()
+        self._kv_replica_group = self._make_kv_replica_group()
+
+    def with_whole_sequences(self) -> ParallelGroups:
+        """The same groups without sequence parallelism, for sequences of any length."""
+        other = copy(self)
+        other.sequence_parallel = False
+        return other
 
     def _data_parallel_group(self) -> dist.ProcessGroup | None:
         if self.grid.data < self.world.size:
@@ -124,12 +157,27 @@ class ParallelGroups:
         return dist.group.WORLD if dist.is_initialized() else None
 
     def _make(self, axis: str) -> dist.ProcessGroup:
+        return self._make_one_of(self.grid.lines(axis))
+
+    def _make_kv_replica_group(self) -> dist.ProcessGroup | None:
+        if self.kv_replicas == 1 or self.kv_replicas == self.grid.model:
+            return None if self.kv_replicas == 1 else self._model_group
+        return self._make_one_of(
+            [
+                ranks[start : start + self.kv_replicas]
+                for ranks in self.grid.lines("model")
+                for start in range(0, len(ranks), self.kv_replicas)
+            ]
+        )
+
+    def _make_one_of(self, lines: list[list[int]]) -> dist.ProcessGroup:
+        """Make a group of each line, on all ranks in the same order; the one that this rank is on."""
         mine: dist.ProcessGroup | None = None
-        for ranks in self.grid.lines(axis):
+        for ranks in lines:
             group = dist.new_group(ranks)
             if self.world.rank in ranks:
                 mine = group
-        assert mine is not None, f"rank {self.world.rank} is on no {axis} line"
+        assert mine is not None, f"rank {self.world.rank} is on none of {lines}"
         return mine
 
     def get_model_parallel_rank(self) -> int:
@@ -143,6 +191,15 @@ class ParallelGroups:
     def get_model_parallel_group(self) -> dist.ProcessGroup | None:
         """Group of the ranks that share each layer's weights; None where this rank holds them whole."""
         return self._model_group
+
+    def get_kv_replica_group(self) -> dist.ProcessGroup | None:
+        """Group of the ranks that hold the same key/value heads; None where this rank alone does."""
+        return self._kv_replica_group
+
+    @property
+    def is_first_kv_replica(self) -> bool:
+        """Whether no model-parallel rank before this one holds the same key/value heads."""
+        return self.place.model % self.kv_replicas == 0
 
     get_tensor_model_parallel_rank = get_model_parallel_rank
     get_tensor_model_parallel_world_size = get_model_parallel_world_size

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from megatron.errors import ConfigError
 from megatron.mpu.collectives import (
-    copy_to_model_parallel,
     gather_from_model_parallel,
-    reduce_from_model_parallel,
+    leave_parallel_region,
+    replicated_parameters,
 )
 from megatron.mpu.groups import ParallelGroups
-from megatron.mpu.matmul import linear
+from megatron.mpu.split_linear import column_linear, row_linear
 
 
 def divide(whole: int, parts: int, what: str) -> int:
@@ -75,8 +75,61 @@ class ColumnParallelLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., i] -> [..., o / size], or [..., o] with ``gather_output``."""
-        y = linear(copy_to_model_parallel(x, self.groups), self.weight, self.bias)
+        y = column_linear(x, self.weight, self.bias, self.groups)
         return gather_from_model_parallel(y, self.groups) if self.gather_output else y
+
+
+class QueryKeyValueLinear(nn.Module):
+    """The projection to queries, keys and values where ranks are more than key/value heads.
+
+    Queries are split over ranks as in :class:`ColumnParallelLinear`; the keys and values of a head are
+    computed by all ranks whose queries look at it. These hold equal copies of its rows: their gradients
+    are summed over the copies, and only the first copy is marked, so that norms count it once.
+
+    Args:
+        in_features: i, whole on every rank.
+        query_features: rows of all queries, of which each rank computes 1 / size.
+        key_value_features: rows of all keys and all values, of which each rank computes
+            kv_replicas / size.
+        groups: the layout of ranks.
+        bias: add a bias (held like the rows).
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        query_features: int,
+        key_value_features: int,
+        *,
+        groups: ParallelGroups,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.groups = groups
+        size = groups.get_model_parallel_world_size()
+        queries = divide(query_features, size, "the width of the queries")
+        shared = key_value_features // (size // groups.kv_replicas)
+        self.query_weight = _sharded(queries, in_features)
+        self.query_bias = _sharded(queries) if bias else None
+        self.key_value_weight = self._replicated(shared, in_features)
+        self.key_value_bias = self._replicated(shared) if bias else None
+
+    def _replicated(self, *shape: int) -> nn.Parameter:
+        parameter = nn.Parameter(torch.empty(*shape))
+        parameter.model_parallel = self.groups.is_first_kv_replica  # type: ignore[attr-defined]
+        return parameter
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[b, s, i] -> [b, s, rows of this rank]: its queries, then its keys, then its values."""
+        if self.query_bias is None or self.key_value_bias is None:
+            (weight,) = replicated_parameters(self.groups, self.key_value_weight)
+            bias = None
+        else:
+            weight, bias = replicated_parameters(
+                self.groups, self.key_value_weight, self.key_value_bias
+            )
+            bias = torch.cat((self.query_bias, bias))
+        return column_linear(x, torch.cat((self.query_weight, weight)), bias, self.groups)
 
 
 class RowParallelLinear(nn.Module):
@@ -102,10 +155,7 @@ class RowParallelLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., i / size] -> [..., o]."""
-        if self.groups.get_model_parallel_world_size() == 1:
-            return linear(x, self.weight, self.bias)
-        y = reduce_from_model_parallel(linear(x, self.weight), self.groups)
-        return y if self.bias is None else y + self.bias
+        return row_linear(x, self.weight, self.bias, self.groups)
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -126,11 +176,11 @@ class VocabParallelEmbedding(nn.Module):
         self.weight = _sharded(self.rows, embedding_dim)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """ids [...] -> [..., h]."""
+        """ids [b, s] -> [b, s, h], or [b, s / size, h] with sequence parallelism."""
         if self.groups.get_model_parallel_world_size() == 1:
             return F.embedding(ids, self.weight)
         local = ids - self.first_row
         elsewhere = (local < 0) | (local >= self.rows)
         found = F.embedding(local.masked_fill(elsewhere, 0), self.weight)
         found = found.masked_fill(elsewhere.unsqueeze(-1), 0.0)
-        return reduce_from_model_parallel(found, self.groups)
+        return leave_parallel_region(found, self.groups)

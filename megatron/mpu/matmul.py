@@ -31,6 +31,26 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
+def input_gradient(grad: Tensor, weight: Tensor) -> Tensor:
+    """Of :func:`linear`: [..., o], [o, i] -> [..., i]."""
+    if needs_fp32_kernels(grad):
+        return (grad.float() @ weight.float()).to(grad.dtype)
+    return grad @ weight
+
+
+def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
+    """Of :func:`linear`: [..., o], [..., i] -> [o, i]."""
+    rows, inputs = grad.reshape(-1, grad.size(-1)), x.reshape(-1, x.size(-1))
+    if needs_fp32_kernels(grad):
+        return (rows.float().t() @ inputs.float()).to(grad.dtype)
+    return rows.t() @ inputs
+
+
+def bias_gradient(grad: Tensor) -> Tensor:
+    """Of :func:`linear`: [..., o] -> [o], summed in fp32."""
+    return grad.reshape(-1, grad.size(-1)).sum(0, dtype=torch.float32).to(grad.dtype)
+
+
 def attend(
     query: Tensor,
     key: Tensor,
@@ -91,13 +111,11 @@ class _LinearThroughFp32(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
-        grad = grad.float()
-        rows = grad.reshape(-1, grad.size(-1))
         grad_x = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
-            grad_x = (grad @ weight.float()).to(x.dtype)
+            grad_x = input_gradient(grad, weight)
         if ctx.needs_input_grad[1]:
-            grad_weight = (rows.t() @ x.reshape(-1, x.size(-1)).float()).to(weight.dtype)
+            grad_weight = weight_gradient(grad, x)
         if ctx.needs_input_grad[2]:
-            grad_bias = rows.sum(0).to(weight.dtype)
+            grad_bias = bias_gradient(grad)
         return grad_x, grad_weight, grad_bias

@@ -78,11 +78,6 @@ IGNORED: dict[str, OtherKey] = {
         "activations are recomputed by PyTorch", True, keys="deepspeed_activation_checkpointing"
     ),
     **_ignored(
-        "nothing is split along the sequence while model_parallel_size is 1",
-        False,
-        keys="sequence_parallel",
-    ),
-    **_ignored(
         "metrics go to metrics.jsonl and TensorBoard for now",
         False,
         keys="use_wandb wandb_group wandb_run_name wandb_team wandb_project wandb_host wandb_init_all_ranks "

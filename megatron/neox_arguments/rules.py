@@ -189,18 +189,57 @@ def _attention_is_known(args: NeoXArgs) -> Iterator[Finding]:
 # Layout and optimizer.
 
 
-@_rule("pipe_parallel_size", "model_parallel_size")
+@_rule("pipe_parallel_size")
 def _layout_is_here(args: NeoXArgs) -> Iterator[Finding]:
-    pipe, model = args.parallelism.pipe_parallel_size, args.parallelism.model_parallel_size
+    pipe = args.parallelism.pipe_parallel_size
     if pipe > 1:
         yield "pipe_parallel_size", f"{pipe} pipeline stages are not supported yet: use 0"
-    if model > 1:
-        yield "model_parallel_size", f"{model} tensor-parallel ranks are not supported yet: use 1"
     expected = args.expected.get("is_pipe_parallel")
     if expected is not None and expected != (pipe > 0):
         yield (
             "is_pipe_parallel",
             f"is {shown(expected)}, but pipe_parallel_size is {pipe}: take it out",
+        )
+
+
+@_rule("model_parallel_size", "num_attention_heads", "hidden_size")
+def _tensor_parallel_ranks_share_evenly(args: NeoXArgs) -> Iterator[Finding]:
+    model, ranks = args.model, args.parallelism.model_parallel_size
+    assert model.num_attention_heads
+    assert model.hidden_size
+    if model.hidden_size % model.num_attention_heads:
+        return  # _heads_fit says so
+    for key, size, what in (
+        ("num_attention_heads", model.num_attention_heads, "the attention heads"),
+        ("intermediate_size", model.mlp_width, "the MLP's width"),
+    ):
+        if size % ranks:
+            yield (
+                "model_parallel_size",
+                f"{ranks} ranks cannot share {what} evenly: {size} is no multiple (see {key})",
+            )
+
+
+@_rule("model_parallel_size", "num_attention_heads", "num_kv_heads")
+def _key_value_heads_are_shared_evenly(args: NeoXArgs) -> Iterator[Finding]:
+    heads, ranks = args.model.kv_heads, args.parallelism.model_parallel_size
+    grouped = heads != args.model.num_attention_heads
+    if grouped and heads % ranks and ranks % heads:
+        yield (
+            "model_parallel_size",
+            f"{ranks} ranks cannot share num_kv_heads {heads} evenly: one must be a multiple of the "
+            "other (with fewer heads than ranks, neighbours hold the same one)",
+        )
+
+
+@_rule("sequence_parallel", "model_parallel_size", "seq_length")
+def _tokens_are_shared_evenly(args: NeoXArgs) -> Iterator[Finding]:
+    ranks, length = args.parallelism.model_parallel_size, args.model.seq_length
+    if args.parallelism.sequence_parallel and length % ranks:
+        yield (
+            "sequence_parallel",
+            f"{ranks} ranks (model_parallel_size) cannot share seq_length {length} evenly: it must be a "
+            "multiple",
         )
 
 
@@ -403,6 +442,8 @@ def _notes(args: NeoXArgs) -> Iterator[str]:
         "pipe_partition_method"
     ):
         yield "ignored: pipe_partition_method (there is one pipeline stage)"
+    if args.parallelism.sequence_parallel and args.parallelism.model_parallel_size == 1:
+        yield "ignored: sequence_parallel (there is one tensor-parallel rank)"
     if args.launch.launcher != field_default("launcher"):
         yield "ignored: launcher (starts are on one host for now)"
     if args.logging.git_hash is not None:

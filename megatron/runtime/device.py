@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 import torch
@@ -69,6 +71,14 @@ def has_native_half_matmul() -> bool:
     if device_kind() == "cuda":
         return True
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+@contextmanager
+def forked_generators() -> Iterator[None]:
+    """Behind the block the default generators, of the CPU and of the current device, are as before."""
+    devices = [torch.cuda.current_device()] if device_kind() == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        yield
 
 
 def pins_memory(device: torch.device) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from megatron.checkpointing import CheckpointInfo, find_checkpoint, load_weights
@@ -41,7 +43,14 @@ def load_trained_model(args: NeoXArgs, parts: Parts) -> tuple[GPT2Model, Checkpo
         )
     args.check_runtime(iteration=found.step)
     note_other_tokenizer(found, parts)
-    model = build_model(args, parts)
-    load_weights(model, found)
+    # Texts have any length.
+    groups = parts.groups.with_whole_sequences()
+    model = build_model(args, replace(parts, groups=groups))
+    load_weights(
+        model,
+        found,
+        model_rank=groups.get_model_parallel_rank(),
+        model_parallel_size=groups.get_model_parallel_world_size(),
+    )
     log.info("weights of %s (step %s)", found.path, f"{found.step:,}")
     return model.to(device=parts.device, dtype=DTYPES[args.model.precision]).eval(), found

@@ -158,7 +158,13 @@ def _load(
         return RunState()
     note_other_tokenizer(found, parts)
     if args.checkpointing.finetune:
-        load_weights(engine.module, found, engine=engine)
+        load_weights(
+            engine.module,
+            found,
+            model_rank=parts.groups.get_model_parallel_rank(),
+            model_parallel_size=parts.groups.get_model_parallel_world_size(),
+            engine=engine,
+        )
         log.info("finetune: weights of %s; step, optimizer and schedule start afresh", found.path)
         return RunState()
     check_same_data(found, data, allowed=args.data.allow_data_change)

@@ -60,7 +60,12 @@ def build_parts(args: NeoXArgs, world: World) -> Parts:
     args.check_runtime(world_size=world.size, padded_vocab_size=padded)
     return Parts(
         world=world,
-        groups=ParallelGroups(world, model_parallel_size=model_parallel),
+        groups=ParallelGroups(
+            world,
+            model_parallel_size=model_parallel,
+            sequence_parallel=args.parallelism.sequence_parallel,
+            num_kv_heads=args.model.kv_heads,
+        ),
         device=local_device(world.local_rank),
         tokenizer=tokenizer,
         padded_vocab=padded,

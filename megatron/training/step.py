@@ -91,7 +91,6 @@ def train_step(
                 step=step,
                 micro_batch=micro,
                 data_rank=groups.get_data_parallel_rank(),
-                model_rank=groups.get_model_parallel_rank(),
             )
         logits = engine(tokens[micro, :, :-1])
         loss = loss_sum(logits, tokens[micro, :, 1:], mask[micro], groups)

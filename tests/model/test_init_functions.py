@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatron.model.init_functions import standard_deviation
+from megatron.model.init_functions import _draw_part, _Place, standard_deviation
 from tests.support.models import tiny_args, tiny_model
 
 L, H = 3, 64
@@ -98,6 +98,23 @@ def test_depth_does_not_change_the_layers_below() -> None:
     deep = dict(tiny_model(num_layers=3, output_layer_init_method="normal").named_parameters())
     name = "sequential.2.mlp.linear2.weight"
     assert torch.equal(shallow[name], deep[name])
+
+
+@pytest.mark.parametrize("shape", [(7, 24), (64, 32), (33, 17), (1000, 7)], ids=str)
+def test_a_part_drawn_in_blocks_is_that_of_one_draw(shape: tuple[int, int]) -> None:
+    rows, columns = shape
+    whole = torch.empty(shape).normal_(0.0, 0.3, generator=torch.Generator().manual_seed(5))
+    for dim, runs in (
+        (0, [(0, rows)]),
+        (0, [(2, 3), (rows - 2, 2)]),
+        (1, [(0, columns)]),
+        (1, [(1, 2), (columns - 1, 1)]),
+    ):
+        expected = torch.cat([whole.narrow(dim, *run) for run in runs], dim)
+        got = torch.empty(expected.shape)
+        generator = torch.Generator().manual_seed(5)
+        _draw_part(got, shape, _Place(dim, runs), 0.3, generator, block_elements=1)
+        assert torch.equal(got, expected), (dim, runs)
 
 
 def test_the_callers_generator_is_left_alone() -> None:

@@ -149,6 +149,51 @@ def test_shards_of_every_parameter_join_to_the_whole(kv_heads: int, size: int) -
                 assert shards[0].numel() * size == whole.numel(), (index, name)
 
 
+def test_neighbours_hold_the_same_key_value_head_where_there_are_fewer_than_ranks() -> None:
+    # Four query heads and two key/value heads of one feature, on four ranks.
+    model = tiny_args(hidden_size=4, num_kv_heads=2)
+    rows = torch.arange(8)
+    parts = {
+        name: [
+            layout.take_shard(rows, layout.partition(model, name, (8,)), rank, 4).tolist()
+            for rank in range(4)
+        ]
+        for name in (
+            "attention.query_key_value.query_bias",
+            "attention.query_key_value.key_value_bias",
+        )
+    }
+    assert list(parts.values()) == [
+        [[0], [1], [2], [3]],
+        [[4, 6], [4, 6], [5, 7], [5, 7]],
+    ]
+    shards = [
+        {name: torch.tensor(by_rank[rank]) for name, by_rank in parts.items()} for rank in range(4)
+    ]
+    joined = layout.join_layer(model, shards)
+    assert {name: t.tolist() for name, t in joined.items()} == {
+        "attention.query_key_value.bias": [0, 1, 2, 3, 4, 5, 6, 7]
+    }
+
+
+def test_a_layer_joined_from_its_shards() -> None:
+    model = tiny_model(no_weight_tying=True, num_kv_heads=2)
+    for layer in model.sequential:
+        whole = dict(layer.named_parameters())
+        shards = [
+            {
+                name: layout.take_shard(
+                    p, layout.partition(model.model_args, name, p.shape), rank, 2
+                )
+                for name, p in whole.items()
+            }
+            for rank in range(2)
+        ]
+        joined = layout.join_layer(model.model_args, shards)
+        assert joined.keys() == whole.keys()
+        assert all(torch.equal(joined[name], whole[name]) for name in whole)
+
+
 def test_which_parameters_every_rank_holds_whole() -> None:
     model = tiny_model(num_layers=1, pos_emb="learned", no_weight_tying=True)
     whole = {

@@ -19,10 +19,11 @@ from megatron.mpu import (
     ParallelGroups,
     RowParallelLinear,
     vocab_parallel_cross_entropy,
+    vocab_parallel_log_probs,
 )
 from megatron.mpu.collectives import gather_from_model_parallel
 from megatron.runtime.world import World
-from tests.support.models import SINGLE, tiny_model
+from tests.support.models import SINGLE, tiny_args, tiny_model
 from tests.support.ranks import run_ranks
 
 TOKENS = torch.randint(0, 64, (2, 17), generator=torch.Generator().manual_seed(1))
@@ -43,6 +44,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "use_bias_in_attn_linear": False,
         "no_weight_tying": True,
     },
+    "one key/value head": {**LOUD, "num_kv_heads": 1, "no_weight_tying": True},
+    "two key/value heads": {**LOUD, "num_kv_heads": 2, "no_weight_tying": True},
 }
 
 
@@ -63,29 +66,47 @@ def marks(groups: ParallelGroups, variant: str) -> set[str]:
     return {n for n, p in model.named_parameters() if getattr(p, "model_parallel", False)}
 
 
+def off_by(
+    mine: dict[str, Tensor], whole: dict[str, Tensor], groups: ParallelGroups, variant: str
+) -> dict[str, float]:
+    """How far each gradient is from this rank's part of the whole one, in parts of the largest."""
+    model = tiny_args(**VARIANTS[variant])
+    rank, size = groups.get_model_parallel_rank(), groups.get_model_parallel_world_size()
+    off, seen = {}, set()
+    for name, gradient in mine.items():
+        _, number, inside = name.split(".", 2)
+        whole_name = f"sequential.{number}.{layout.whole_name(inside)}"
+        expected = whole[whole_name]
+        seen.add(whole_name)
+        split = layout.partition(model, inside, expected.shape)
+        part = layout.take_shard(expected, split, rank, size)
+        assert part.shape == gradient.shape, name
+        off[name] = (gradient - part).abs().max().item() / expected.abs().max().item()
+    assert seen == whole.keys()
+    return off
+
+
 def compare_with_one_process(world: World) -> dict[str, Any]:
     """Largest deviation of each variant's loss (relative), logits and gradients (absolute)."""
-    size = world.size
-    groups = ParallelGroups(world, model_parallel_size=size)
-    rank = groups.get_model_parallel_rank()
     report: dict[str, Any] = {}
+    one_process = {variant: step(SINGLE, variant) for variant in VARIANTS}
     for variant, changes in VARIANTS.items():
-        model = tiny_model(64, **changes).model_args
-        loss, logits, gradients = step(groups, variant)
-        one_loss, one_logits, one_gradients = step(SINGLE, variant)
-        assert gradients.keys() == one_gradients.keys()
-        off = {}
-        for name, whole in one_gradients.items():
-            split = layout.partition(model, name.split(".", 2)[2], whole.shape)
-            mine = layout.take_shard(whole, split, rank, size)
-            assert mine.shape == gradients[name].shape, name
-            off[name] = (gradients[name] - mine).abs().max().item() / whole.abs().max().item()
-        report[variant] = {
-            "loss": abs(loss - one_loss) / one_loss,
-            "logits": (logits - one_logits).abs().max().item() / one_logits.abs().max().item(),
-            "gradients": off,
-            "marks": marks(groups, variant),
-        }
+        for sequence_parallel in (False, True):
+            groups = ParallelGroups(
+                world,
+                model_parallel_size=world.size,
+                sequence_parallel=sequence_parallel,
+                num_kv_heads=tiny_args(**changes).kv_heads,
+            )
+            loss, logits, gradients = step(groups, variant)
+            one_loss, one_logits, one_gradients = one_process[variant]
+            report[f"{variant}, sequence_parallel {sequence_parallel}"] = {
+                "loss": abs(loss - one_loss) / one_loss,
+                "logits": (logits - one_logits).abs().max().item() / one_logits.abs().max().item(),
+                "gradients": off_by(gradients, one_gradients, groups, variant),
+                "marks": marks(groups, variant),
+            }
+    groups = ParallelGroups(world, model_parallel_size=world.size)
     report["layers"] = layers_alone(groups)
     report["loss"] = loss_alone(groups)
     try:
@@ -123,14 +144,17 @@ def layers_alone(groups: ParallelGroups) -> float:
 
 
 def loss_alone(groups: ParallelGroups) -> float:
-    """Per-token losses of logits far beyond what exp can hold, and their gradients."""
+    """Per-token losses of logits far beyond what exp can hold, with z-loss, and their gradients."""
     rank, size = groups.get_model_parallel_rank(), groups.get_model_parallel_world_size()
     logits = 300 * torch.randn(6, 16, generator=torch.Generator().manual_seed(4))
     labels = torch.tensor([0, 3, 7, 8, 12, 15])
     mine = logits.chunk(size, dim=-1)[rank].clone().requires_grad_()
     whole = logits.clone().requires_grad_()
-    got = vocab_parallel_cross_entropy(mine, labels, groups)
+    got = vocab_parallel_cross_entropy(mine, labels, groups, z_loss=1e-4)
     expected = torch.nn.functional.cross_entropy(whole, labels, reduction="none")
+    log_probs = vocab_parallel_log_probs(mine, labels, groups)
+    torch.testing.assert_close(log_probs, -expected, rtol=1e-6, atol=1e-5)
+    expected = expected + 1e-4 * whole.double().logsumexp(-1).float().square()
     weights = torch.arange(1.0, 7.0)
     (got * weights).sum().backward()
     (expected * weights).sum().backward()
@@ -141,32 +165,42 @@ def loss_alone(groups: ParallelGroups) -> float:
     return max(relative, (mine.grad - same).abs().max().item())
 
 
+SPLIT_IN_A_LAYER = {
+    "attention.dense.weight",
+    "mlp.linear1.weight",
+    "mlp.linear1.bias",
+    "mlp.linear2.weight",
+}
+
+
+def marked(*names: str) -> set[str]:
+    ends = {"sequential.0.word_embeddings.weight", "sequential.6.final_linear.weight"}
+    return ends | {f"sequential.{n}.{name}" for n in (2, 3) for name in SPLIT_IN_A_LAYER | {*names}}
+
+
 @pytest.mark.ranks
 @pytest.mark.parametrize("size", [2, 4])
 def test_model_parallel_ranks_compute_what_one_process_does(size: int) -> None:
-    for report in run_ranks(size, compare_with_one_process):
-        for variant in VARIANTS:
-            assert report[variant]["loss"] < 1e-6, variant
-            assert report[variant]["logits"] < 1e-5, variant
-            worst = max(report[variant]["gradients"].items(), key=lambda item: item[1])
-            assert worst[1] < 1e-4, (variant, worst)
-        assert report["layers"] < 1e-4
-        assert report["loss"] < 1e-5
-        assert f"num_attention_heads is 3, which {size}" in report["refused"]
+    for rank, report in enumerate(run_ranks(size, compare_with_one_process)):
+        layers, loss, refused = (report.pop(name) for name in ("layers", "loss", "refused"))
+        for case, found in report.items():
+            assert found["loss"] < 1e-6, case
+            assert found["logits"] < 1e-5, case
+            worst = max(found["gradients"].items(), key=lambda item: item[1])
+            assert worst[1] < 1e-4, (case, worst)
+        assert layers < 1e-4
+        assert loss < 1e-5
+        assert f"num_attention_heads is 3, which {size}" in refused
         # DeepSpeed counts parameters without the mark once per group in the gradient norm.
-        assert report["neox"]["marks"] == {
-            "sequential.0.word_embeddings.weight",
-            "sequential.6.final_linear.weight",
-            *(
-                f"sequential.{layer}.{name}"
-                for layer in (2, 3)
-                for name in (
-                    "attention.query_key_value.weight",
-                    "attention.query_key_value.bias",
-                    "attention.dense.weight",
-                    "mlp.linear1.weight",
-                    "mlp.linear1.bias",
-                    "mlp.linear2.weight",
-                )
-            ),
-        }
+        fused = ("attention.query_key_value.weight", "attention.query_key_value.bias")
+        assert report["neox, sequence_parallel True"]["marks"] == marked(*fused)
+        # Of the copies of a key/value head, the first counts.
+        prefix = "attention.query_key_value"
+        queries = [f"{prefix}.query_weight", f"{prefix}.query_bias"]
+        shared = [f"{prefix}.key_value_weight", f"{prefix}.key_value_bias"]
+        first = rank == 0
+        expected = marked(*queries, *shared) if first else marked(*queries)
+        assert report["one key/value head, sequence_parallel False"]["marks"] == expected
+        if size == 4:
+            expected = marked(*queries, *shared) if rank in (0, 2) else marked(*queries)
+            assert report["two key/value heads, sequence_parallel False"]["marks"] == expected

@@ -89,8 +89,22 @@ def refusal(**changes: Any) -> str:
             "pipe_parallel_size: 2 pipeline stages are not supported yet: use 0",
         ),
         (
-            {"model_parallel_size": 2},
-            "model_parallel_size: 2 tensor-parallel ranks are not supported yet",
+            {"model_parallel_size": 8},
+            "model_parallel_size: 8 ranks cannot share the attention heads evenly: 4 is no multiple "
+            "(see num_attention_heads)",
+        ),
+        (
+            {"model_parallel_size": 4, "intermediate_size": 66},
+            "model_parallel_size: 4 ranks cannot share the MLP's width evenly: 66 is no multiple",
+        ),
+        (
+            {"model_parallel_size": 6, "num_attention_heads": 12, "num_kv_heads": 4}
+            | {"hidden_size": 48, "intermediate_size": 96},
+            "model_parallel_size: 6 ranks cannot share num_kv_heads 4 evenly: one must be a multiple",
+        ),
+        (
+            {"model_parallel_size": 4, "sequence_parallel": True, "seq_length": 6},
+            "sequence_parallel: 4 ranks (model_parallel_size) cannot share seq_length 6 evenly",
         ),
         (
             {"zero_optimization": {"stage": 3}},

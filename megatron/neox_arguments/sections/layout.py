@@ -16,7 +16,12 @@ class ParallelismArgs:
     and says so. Larger sizes are refused for now."""
 
     model_parallel_size: PositiveInt = 1
-    """Tensor-parallel ranks that share each layer. Only 1 for now."""
+    """Tensor-parallel ranks that share each layer: neighbours, best within one host. It must divide
+    `num_attention_heads` and the MLP's width, and of it and `num_kv_heads` one must divide the other."""
+
+    sequence_parallel: bool = False
+    """true shares the tokens of norms, dropout and residuals among the tensor-parallel ranks too, which
+    would otherwise all hold all of them. `seq_length` must be a multiple of `model_parallel_size`."""
 
     pipe_partition_method: str = "type:transformer|mlp"
     """How layers are dealt out to pipeline stages; has a meaning with `pipe_parallel_size` above 1 only."""
