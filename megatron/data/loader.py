@@ -12,8 +12,8 @@ these threads may hold: a worker does one thing, copying numbers from mapped fil
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
 from types import TracebackType
 from typing import Any
 
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from megatron.data.sample_dataset import Samples
+from megatron.data.sample_dataset import Sample, Samples
 from megatron.data.samplers import Batch, step_samples
 from megatron.errors import DataError, NeoXError
 from megatron.runtime.parent import end_with_parent
@@ -32,25 +32,44 @@ class StepBatch:
     """What one rank needs for one optimizer step.
 
     Attributes:
-        tokens: ``[g, b, s + 1]`` int64; inputs are all but the last, labels all but the first.
+        tokens: ``[g, b, s + 1]`` int64; inputs are all but the last.
         loss_mask: ``[g, b, s]`` bool, which predictions count.
         first_sample: the step's first sample, over all ranks.
         num_samples: samples of the step, over all ranks.
+        labels: ``[g, b, s]`` int64, ids of the vocabulary also where masked; None where they are the
+            tokens that follow.
     """
 
     tokens: torch.Tensor
     loss_mask: torch.Tensor
     first_sample: int
     num_samples: int
+    labels: torch.Tensor | None = None
+
+    @property
+    def inputs(self) -> torch.Tensor:
+        """What the model reads, ``[g, b, s]``."""
+        return self.tokens[..., :-1]
+
+    @property
+    def targets(self) -> torch.Tensor:
+        """What it should have predicted, ``[g, b, s]``."""
+        return self.tokens[..., 1:] if self.labels is None else self.labels
 
     def pin_memory(self) -> StepBatch:
         """The same in page-locked memory, from where an accelerator copies on its own."""
-        return StepBatch(
-            self.tokens.pin_memory(),
-            self.loss_mask.pin_memory(),
-            self.first_sample,
-            self.num_samples,
-        )
+        return self._with_tensors(torch.Tensor.pin_memory)
+
+    def to(self, device: torch.device) -> StepBatch:
+        """The same on ``device``; where it is pinned, the copy is not waited for."""
+        return self._with_tensors(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def _with_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> StepBatch:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        tensors: dict[str, Any] = {
+            name: change(value) for name, value in values.items() if isinstance(value, torch.Tensor)
+        }
+        return replace(self, **tensors)
 
 
 class _Steps(Dataset["StepBatch | str"]):
@@ -86,7 +105,7 @@ class _Steps(Dataset["StepBatch | str"]):
         array = np.empty((*samples.shape, self._dataset.seq_length + 1), np.int64)
         for rows, numbers in zip(array, samples.tolist(), strict=True):
             for row, number in zip(rows, numbers, strict=True):
-                self._dataset.read_into(number, row)
+                self._dataset.read_into(number, Sample(row))
         vocab_size = self._dataset.vocab_size
         if vocab_size is not None and (array.max() >= vocab_size or array.min() < 0):
             for number in samples.flat:  # it is in one of them: say where

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,24 @@ import numpy.typing as npt
 from megatron.data.index_store import IndexMaps, StoredArrays
 from megatron.data.indexed_dataset import MMapIndexedDataset
 from megatron.data.vocabulary import check_token_ids
+
+NO_LABEL: Final = -100  # in a label file: nothing is learnt here
+
+
+@dataclass(slots=True)
+class Sample:
+    """One sample. Reading fills its arrays, which may be rows of a batch; s = ``seq_length``.
+
+    Attributes:
+        tokens: ``[s + 1]`` int64.
+        labels: ``[s + 1]`` int64, what should have been predicted at each token's place, or
+            :data:`NO_LABEL`; None where the tokens are their own labels.
+        length: tokens before the padding, at most s + 1.
+    """
+
+    tokens: npt.NDArray[np.int64]
+    labels: npt.NDArray[np.int64] | None = None
+    length: int = 0
 
 
 class Samples(Protocol):
@@ -20,8 +39,8 @@ class Samples(Protocol):
     vocab_size: int | None
 
     def __len__(self) -> int: ...
-    def __getitem__(self, index: int | np.integer[Any], /) -> npt.NDArray[np.int64]: ...
-    def read_into(self, index: int | np.integer[Any], out: npt.NDArray[np.int64]) -> None: ...
+    def __getitem__(self, index: int | np.integer[Any], /) -> Sample: ...
+    def read_into(self, index: int | np.integer[Any], out: Sample) -> None: ...
     def check_ids(self, index: int) -> None: ...
     @property
     def label(self) -> str: ...
@@ -32,7 +51,7 @@ class Samples(Protocol):
 class SampleDataset:
     """The samples of one split in the order in which the run takes them.
 
-    Sample i is ``[seq_length + 1]`` int64. Can be pickled: what is sent is where the files are.
+    Can be pickled: what is sent is where the files are.
     """
 
     def __init__(
@@ -64,19 +83,20 @@ class SampleDataset:
         """All index folders behind it."""
         return (self.maps,)
 
-    def __getitem__(self, index: int | np.integer[Any]) -> npt.NDArray[np.int64]:
-        sample = np.empty(self.seq_length + 1, np.int64)
+    def __getitem__(self, index: int | np.integer[Any]) -> Sample:
+        sample = Sample(np.empty(self.seq_length + 1, np.int64))
         self.read_into(index, sample)
         return sample
 
-    def read_into(self, index: int | np.integer[Any], out: npt.NDArray[np.int64]) -> None:
-        """Write sample ``index`` into ``out``, ``[seq_length + 1]``.
+    def read_into(self, index: int | np.integer[Any], out: Sample) -> None:
+        """Write sample ``index`` into ``out``.
 
         Raises:
             IndexError: there is no such sample.
         """
         for at, first, count in self.pieces(index):
-            out[at : at + count] = self.data.tokens[first : first + count]
+            out.tokens[at : at + count] = self.data.tokens[first : first + count]
+        out.length = self.seq_length + 1
 
     def check_ids(self, index: int) -> None:
         """Raise the :class:`DataError` of the first id in sample ``index`` that is beyond the vocabulary."""

@@ -37,7 +37,7 @@ def read_and_train(world: World, config: dict[str, Any]) -> list[list[int]]:
         world=world,
     )
     assert data.train is not None
-    numbers = {data.train[i].tobytes(): i for i in range(STEPS * BATCH)}
+    numbers = {data.train[i].tokens.tobytes(): i for i in range(STEPS * BATCH)}
     assert len(numbers) == STEPS * BATCH, "the corpus must have no two equal samples"
     loader = build_step_loader(
         data.train,
