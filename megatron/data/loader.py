@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from megatron.data.boundaries import Boundaries, DocumentStarts
 from megatron.data.sample_dataset import Sample, Samples
 from megatron.data.samplers import Batch, step_samples
 from megatron.errors import DataError, NeoXError
@@ -38,6 +39,7 @@ class StepBatch:
         num_samples: samples of the step, over all ranks.
         labels: ``[g, b, s]`` int64, ids of the vocabulary also where masked; None where they are the
             tokens that follow.
+        documents: where documents begin, if the model is to know; always on the CPU.
     """
 
     tokens: torch.Tensor
@@ -45,6 +47,7 @@ class StepBatch:
     first_sample: int
     num_samples: int
     labels: torch.Tensor | None = None
+    documents: DocumentStarts | None = None
 
     @property
     def inputs(self) -> torch.Tensor:
@@ -82,9 +85,10 @@ class _Steps(Dataset["StepBatch | str"]):
         batch: Batch,
         data_rank: int,
         eod_id: int | None,
+        boundaries: Boundaries | None,
     ) -> None:
         self._dataset, self._first_sample, self._batch = dataset, first_sample, batch
-        self._data_rank, self._eod_id = data_rank, eod_id
+        self._data_rank, self._eod_id, self._boundaries = data_rank, eod_id, boundaries
 
     def __getitem__(self, step: int) -> StepBatch | str:
         # A DataLoader would wrap a worker's error into its traceback; a user's mistake travels as
@@ -103,9 +107,12 @@ class _Steps(Dataset["StepBatch | str"]):
         first = self._first_sample + step * self._batch.global_batch_size
         samples = step_samples(first, self._batch, self._data_rank)
         array = np.empty((*samples.shape, self._dataset.seq_length + 1), np.int64)
-        for rows, numbers in zip(array, samples.tolist(), strict=True):
-            for row, number in zip(rows, numbers, strict=True):
-                self._dataset.read_into(number, Sample(row))
+        starts: list[list[int]] = []
+        for row, number in zip(array.reshape(-1, array.shape[-1]), samples.flat, strict=True):
+            sample = Sample(row, starts=None if self._boundaries is None else [])
+            self._dataset.read_into(int(number), sample)
+            if sample.starts is not None:
+                starts.append(sample.starts)
         vocab_size = self._dataset.vocab_size
         if vocab_size is not None and (array.max() >= vocab_size or array.min() < 0):
             for number in samples.flat:  # it is in one of them: say where
@@ -115,7 +122,12 @@ class _Steps(Dataset["StepBatch | str"]):
         if self._eod_id is not None:
             # As in GPT-NeoX: what follows the end of a document is not learnt.
             mask &= tokens[..., :-1] != self._eod_id
-        return StepBatch(tokens, mask, first, self._batch.global_batch_size)
+        documents = None
+        if self._boundaries is not None:
+            documents = DocumentStarts.collect(
+                starts, samples.shape, self._dataset.seq_length, self._boundaries
+            )
+        return StepBatch(tokens, mask, first, self._batch.global_batch_size, documents=documents)
 
 
 class StepLoader(Iterator[StepBatch]):
@@ -189,6 +201,7 @@ def build_step_loader(
     data_rank: int,
     num_workers: int,
     eod_id: int | None = None,
+    boundaries: Boundaries | None = None,
     pin_memory: bool = False,
 ) -> StepLoader:
     """A loader of ``num_steps`` steps, the first of which begins with sample ``first_sample``.
@@ -201,6 +214,7 @@ def build_step_loader(
         data_rank: this rank among those that read different samples.
         num_workers: processes that read ahead; 0 reads when asked.
         eod_id: predictions from this token are masked; None masks nothing.
+        boundaries: what the model does where a document begins; None does nothing.
         pin_memory: hand over page-locked memory.
 
     Raises:
@@ -216,7 +230,7 @@ def build_step_loader(
             "data_order: epochs from the start",
             everywhere=True,
         )
-    steps = _Steps(dataset, first_sample, batch, data_rank, eod_id)
+    steps = _Steps(dataset, first_sample, batch, data_rank, eod_id, boundaries)
     return StepLoader(steps, num_steps, num_workers, pin_memory)
 
 

@@ -24,11 +24,14 @@ class Sample:
         labels: ``[s + 1]`` int64, what should have been predicted at each token's place, or
             :data:`NO_LABEL`; None where the tokens are their own labels.
         length: tokens before the padding, at most s + 1.
+        starts: the places where its documents begin are put in there, from 0 on; None for nobody who
+            asks.
     """
 
     tokens: npt.NDArray[np.int64]
     labels: npt.NDArray[np.int64] | None = None
     length: int = 0
+    starts: list[int] | None = None
 
 
 class Samples(Protocol):
@@ -94,8 +97,11 @@ class SampleDataset:
         Raises:
             IndexError: there is no such sample.
         """
-        for at, first, count in self.pieces(index):
+        pieces = self.pieces(index)
+        for at, first, count in pieces:
             out.tokens[at : at + count] = self.data.tokens[first : first + count]
+        if out.starts is not None:
+            out.starts[:] = [at for at, _, _ in pieces]
         out.length = self.seq_length + 1
 
     def check_ids(self, index: int) -> None:

@@ -9,6 +9,7 @@ of the segments, so that many short documents cost less than one long one.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -68,11 +69,10 @@ class Segments:
         # A segment's tokens are its place in the new order, moved by where it was before.
         moved = begins - (lengths.cumsum(0) - lengths)
         order = torch.arange(sum(self.lengths)) + moved.repeat_interleave(lengths)
-        widths, counts = lengths.unique_consecutive(return_counts=True)
         return ByLength(
             order.to(self.device),
             torch.argsort(order).to(self.device),
-            list(zip(counts.tolist(), widths.tolist(), strict=True)),
+            [(count, length) for length, count in sorted(Counter(self.lengths).items())],
         )
 
 
@@ -111,16 +111,19 @@ def attend_within(
     dropout. Elsewhere segments of one length are a batch of their own, a call for each length.
     """
     batch, _, length, width = query.shape
-    flat = [x.transpose(1, 2).flatten(0, 1) for x in (query, key, value)]  # [b s, n or k, d]
-    in_one = (
-        has_flash_attention(query.device)
-        and query.dtype in _HALF
-        and not dropout
-        and width <= _WIDEST_HEAD
-        and width % _HEAD_UNIT == 0
-    )
-    out = _in_one_kernel(segments, *flat) if in_one else _by_length(segments, *flat, dropout)
+    # [b s, n, d] and twice [b s, k, d]
+    query, key, value = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+    if not dropout and _has_one_kernel(query):
+        out = _in_one_kernel(segments, query, key, value)
+    else:
+        out = _by_length(segments, query, key, value, dropout)
     return out.view(batch, length, -1, width).transpose(1, 2)
+
+
+def _has_one_kernel(x: Tensor) -> bool:
+    width = x.size(-1)
+    fits = width <= _WIDEST_HEAD and width % _HEAD_UNIT == 0
+    return x.dtype in _HALF and fits and has_flash_attention(x.device)
 
 
 def _in_one_kernel(segments: Segments, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -148,7 +151,7 @@ def _by_length(
     order, inverse, groups = segments.by_length
     # split rather than slices: the gradient of a slice is as large as what it is taken from.
     sizes = [count * length for count, length in groups]
-    parts = [reordered(x, order, inverse).split(sizes) for x in (query, key, value)]
+    parts = [torch.split(reordered(x, order, inverse), sizes) for x in (query, key, value)]
     found = []
     for group, *tokens in zip(groups, *parts, strict=True):
         heads = [x.unflatten(0, group).transpose(1, 2) for x in tokens]

@@ -298,6 +298,12 @@ def _blends_are_whole(args: NeoXArgs) -> Iterator[Finding]:
         yield "weight_by_num_documents", "weighs the members of *_data_paths, which are not given"
 
 
+@_rule("reset_position_ids", "pos_emb")
+def _positions_are_there(args: NeoXArgs) -> Iterator[Finding]:
+    if args.data.reset_position_ids and args.model.pos_emb == "none":
+        yield "reset_position_ids", "pos_emb is none: there are no positions to reset, take it out"
+
+
 @_rule("checkpoint_factor", "checkpoint_scale")
 def _checkpoint_factor_fits(args: NeoXArgs) -> Iterator[Finding]:
     factor, scale = args.checkpointing.checkpoint_factor, args.checkpointing.checkpoint_scale

@@ -13,6 +13,7 @@ from torch import nn
 from megatron.data.loader import StepBatch
 from megatron.losses import loss_sum
 from megatron.mpu import ParallelGroups
+from megatron.training.forward import logits_of
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def total_loss(
         for batch in batches:
             there = batch.to(device)
             for micro, mask in enumerate(there.loss_mask):
-                logits = model(there.inputs[micro])
+                logits = logits_of(model, there, micro)
                 total[0] += loss_sum(logits, there.targets[micro], mask, groups)
                 total[1] += mask.sum()
     finally:

@@ -15,6 +15,7 @@ from megatron.checkpointing import (
     load_weights,
     save_checkpoint,
 )
+from megatron.data.boundaries import Boundaries
 from megatron.data.datasets import DataSplits, build_datasets
 from megatron.data.loader import StepLoader, build_step_loader
 from megatron.data.splits import samples_wanted
@@ -243,6 +244,7 @@ def _train_loader(run: _Run) -> StepLoader:
         data_rank=run.parts.groups.get_data_parallel_rank(),
         num_workers=run.args.data.num_workers,
         eod_id=run.parts.tokenizer.eod if run.args.data.eod_mask_loss else None,
+        boundaries=Boundaries.of(run.args.data),
         pin_memory=pins_memory(run.parts.device),
     )
 

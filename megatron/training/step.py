@@ -23,6 +23,7 @@ from megatron.losses import loss_sum
 from megatron.mpu import ParallelGroups
 from megatron.optimizers import clip_gradients, global_grad_norm
 from megatron.runtime.seeds import seed_dropout
+from megatron.training.forward import logits_of
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def train_step(
                 data_rank=groups.get_data_parallel_rank(),
                 model_rank=groups.get_model_parallel_rank(),
             )
-        logits = engine(batch.inputs[micro])
+        logits = logits_of(engine, batch, micro)
         loss = loss_sum(logits, batch.targets[micro], mask[micro], groups)
         local_sum += loss.detach()
         engine.backward(loss * scale)

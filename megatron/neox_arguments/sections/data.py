@@ -96,4 +96,14 @@ class DataArgs:
     """true evaluates on the same validation samples each time, false on the next ones."""
 
     eod_mask_loss: bool = False
-    """true leaves the prediction at end-of-document tokens out of the loss."""
+    """true leaves out of the loss what is predicted from an end-of-document token: how the next, unrelated
+    document begins."""
+
+    reset_position_ids: bool = False
+    """true counts positions from 0 again where a document begins within a sample. Where that is, the index
+    knows, whatever tokens the documents end with."""
+
+    reset_attention_mask: bool = False
+    """true keeps the documents of a sample apart: no token attends to one of another document. Costs less
+    than attention over the whole sample; on GPUs most with `precision: bfloat16` and no
+    `attention_dropout`, which one kernel does for all documents at once."""
