@@ -69,9 +69,11 @@ class Segments:
         # A segment's tokens are its place in the new order, moved by where it was before.
         moved = begins - (lengths.cumsum(0) - lengths)
         order = torch.arange(sum(self.lengths)) + moved.repeat_interleave(lengths)
+        inverse = torch.empty_like(order)
+        inverse[order] = torch.arange(len(order))
         return ByLength(
             order.to(self.device),
-            torch.argsort(order).to(self.device),
+            inverse.to(self.device),
             [(count, length) for length, count in sorted(Counter(self.lengths).items())],
         )
 
