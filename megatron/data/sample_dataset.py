@@ -62,12 +62,15 @@ class SampleDataset:
         seq_length: int,
         name: str,
         vocab_size: int | None = None,
+        pad_id: int = 0,
     ) -> None:
         self.name = name
         self.seq_length = seq_length
         self.vocab_size = vocab_size
         self.data = data
         self.maps = maps
+        self.pad_id = pad_id
+        self.is_packed = maps.manifest["recipe"]["packing"] == "packed"
         self._pointer_step = data.pointer_step
 
     def __len__(self) -> int:
@@ -94,9 +97,12 @@ class SampleDataset:
         Raises:
             IndexError: there is no such sample.
         """
+        stop = 0
         for at, first, count in self.pieces(index):
-            out.tokens[at : at + count] = self.data.tokens[first : first + count]
-        out.length = self.seq_length + 1
+            stop = at + count
+            out.tokens[at:stop] = self.data.tokens[first : first + count]
+        out.tokens[stop:] = self.pad_id
+        out.length = stop
 
     def check_ids(self, index: int) -> None:
         """Raise the :class:`DataError` of the first id in sample ``index`` that is beyond the vocabulary."""
@@ -114,9 +120,12 @@ class SampleDataset:
         if not 0 <= index < len(self):
             raise IndexError(f"sample {int(index)} of the {self.name} split, which has {len(self)}")
         maps, sizes, pointers = self.maps, self.data.sizes, self.data.pointers
-        position, offset = maps.sample_idx[int(maps.shuffle_idx[index])].tolist()
+        row = int(maps.shuffle_idx[index])
+        position, offset = maps.sample_idx[row].tolist()
+        # The stream of packed documents fills every sample; whole ones end where the next sample begins.
+        end = None if self.is_packed else int(maps.sample_idx[row + 1, 0])
         found, at, length = [], 0, self.seq_length + 1
-        while at < length:
+        while at < length and position != end:
             document = int(maps.doc_idx[position])
             count = min(int(sizes[document]) - offset, length - at)
             if count:
