@@ -107,10 +107,12 @@ class _Steps(Dataset["StepBatch | str"]):
         first = self._first_sample + step * self._batch.global_batch_size
         samples = step_samples(first, self._batch, self._data_rank)
         array = np.empty((*samples.shape, self._dataset.seq_length + 1), np.int64)
+        lengths = np.empty(samples.shape, np.int64)
         starts: list[list[int]] = []
-        for row, number in zip(array.reshape(-1, array.shape[-1]), samples.flat, strict=True):
-            sample = Sample(row, starts=None if self._boundaries is None else [])
-            self._dataset.read_into(int(number), sample)
+        for place in np.ndindex(*samples.shape):
+            sample = Sample(array[place], starts=None if self._boundaries is None else [])
+            self._dataset.read_into(int(samples[place]), sample)
+            lengths[place] = sample.length
             if sample.starts is not None:
                 starts.append(sample.starts)
         vocab_size = self._dataset.vocab_size
@@ -118,7 +120,8 @@ class _Steps(Dataset["StepBatch | str"]):
             for number in samples.flat:  # it is in one of them: say where
                 self._dataset.check_ids(int(number))
         tokens = torch.from_numpy(array)
-        mask = torch.ones_like(tokens[..., :-1], dtype=torch.bool)
+        # A prediction counts where its label is no padding.
+        mask = torch.arange(1, tokens.shape[-1]) < torch.from_numpy(lengths)[..., None]
         if self._eod_id is not None:
             # As in GPT-NeoX: what follows the end of a document is not learnt.
             mask &= tokens[..., :-1] != self._eod_id

@@ -24,8 +24,8 @@ class Sample:
         labels: ``[s + 1]`` int64, what should have been predicted at each token's place, or
             :data:`NO_LABEL`; None where the tokens are their own labels.
         length: tokens before the padding, at most s + 1.
-        starts: the places where its documents begin are put in there, from 0 on; None for nobody who
-            asks.
+        starts: the places where its documents begin are put in there, from 0 on; padding goes with
+            the last one. None where nobody asks.
     """
 
     tokens: npt.NDArray[np.int64]
@@ -65,12 +65,15 @@ class SampleDataset:
         seq_length: int,
         name: str,
         vocab_size: int | None = None,
+        pad_id: int = 0,
     ) -> None:
         self.name = name
         self.seq_length = seq_length
         self.vocab_size = vocab_size
         self.data = data
         self.maps = maps
+        self.pad_id = pad_id
+        self.is_packed = maps.manifest["recipe"]["packing"] == "packed"
         self._pointer_step = data.pointer_step
 
     def __len__(self) -> int:
@@ -97,12 +100,14 @@ class SampleDataset:
         Raises:
             IndexError: there is no such sample.
         """
-        pieces = self.pieces(index)
+        stop, pieces = 0, self.pieces(index)
         for at, first, count in pieces:
-            out.tokens[at : at + count] = self.data.tokens[first : first + count]
+            stop = at + count
+            out.tokens[at:stop] = self.data.tokens[first : first + count]
+        out.tokens[stop:] = self.pad_id
+        out.length = stop
         if out.starts is not None:
             out.starts[:] = [at for at, _, _ in pieces]
-        out.length = self.seq_length + 1
 
     def check_ids(self, index: int) -> None:
         """Raise the :class:`DataError` of the first id in sample ``index`` that is beyond the vocabulary."""
@@ -120,9 +125,12 @@ class SampleDataset:
         if not 0 <= index < len(self):
             raise IndexError(f"sample {int(index)} of the {self.name} split, which has {len(self)}")
         maps, sizes, pointers = self.maps, self.data.sizes, self.data.pointers
-        position, offset = maps.sample_idx[int(maps.shuffle_idx[index])].tolist()
+        row = int(maps.shuffle_idx[index])
+        position, offset = maps.sample_idx[row].tolist()
+        # The stream of packed documents fills every sample; whole ones end where the next sample begins.
+        end = None if self.is_packed else int(maps.sample_idx[row + 1, 0])
         found, at, length = [], 0, self.seq_length + 1
-        while at < length:
+        while at < length and position != end:
             document = int(maps.doc_idx[position])
             count = min(int(sizes[document]) - offset, length - at)
             if count:

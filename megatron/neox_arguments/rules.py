@@ -422,5 +422,7 @@ def _notes(args: NeoXArgs) -> Iterator[str]:
             yield f"ignored: {', '.join(written)} (DeepSpeed has no such option)"
     if any((args.ds.activation_checkpointing or {}).values()):
         yield "ignored: activation_checkpointing (activations are recomputed by PyTorch)"
+    if args.data.pack_impl == "packed" and not args.data.allow_chopped:
+        yield "ignored: allow_chopped (pack_impl: packed cuts documents wherever a sample ends)"
     if model.bias_gelu_fusion and model.activation != "gelu":
         yield f"ignored: bias_gelu_fusion (activation is {model.activation})"

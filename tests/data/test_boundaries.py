@@ -118,6 +118,16 @@ def test_a_blend_has_those_of_its_members(tmp_path: Path) -> None:
         assert starts_of(step) == expected(step, firsts() | firsts(5001))
 
 
+def test_samples_of_whole_documents_have_theirs(tmp_path: Path) -> None:
+    prefix = write_documents(tmp_path / "d", documents())
+    split = train_split(data_args(prefix, pack_impl="pack_until_overflow"))
+    whole = steps(split)
+    for step in whole:
+        # Padding, here an id of no document, begins nothing.
+        assert starts_of(step) == expected(step, firsts())
+    assert {len(row) for step in whole for micro in starts_of(step) for row in micro} >= {1, 2}
+
+
 def test_ends_of_documents_in_the_text_are_no_boundaries(tmp_path: Path) -> None:
     """Documents of nothing but the end-of-document token: the index alone says where they begin."""
     lengths = [len(document) for document in documents()]

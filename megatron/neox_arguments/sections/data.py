@@ -66,8 +66,14 @@ class DataArgs:
     """How token files are opened. `mmap` maps them; `infer` looks at the file and maps it; `cached` holds
     the tokens in memory, one copy per node shared by its ranks and workers, whatever the file's form."""
 
-    pack_impl: Annotated[Literal["packed"], NotYet(("pack_until_overflow", "unpacked"))] = "packed"
-    """How documents become samples: `packed` cuts the stream of all documents into equal pieces."""
+    pack_impl: Literal["packed", "pack_until_overflow", "unpacked"] = "packed"
+    """How documents become samples. `packed` cuts the stream of all documents into equal pieces.
+    `unpacked` makes each document a sample, `pack_until_overflow` puts whole documents into one until the
+    next does not fit; what is left of it is padding, which does not count for the loss."""
+
+    allow_chopped: bool = True
+    """Whole documents (`pack_impl`) longer than `seq_length` + 1: true cuts them there, false leaves them
+    out."""
 
     data_order: Literal["neox", "epochs"] = "neox"
     """Order of the samples. `neox`: GPT-NeoX's own order, one shuffle over all epochs. `epochs`: each
