@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
 from megatron.losses import loss_sum
 from megatron.model import Segments, positions_within, segments
 from megatron.model.segments import attend_within
+from megatron.mpu.matmul import attend
 from tests.support.models import SINGLE, shake, tiny_model
 
 CPU = torch.device("cpu")
@@ -96,6 +99,36 @@ def test_equals_attention_with_a_dense_mask(kv_heads: int) -> None:
     expected.backward(slope)
     for x, y in zip(mine, reference, strict=True):
         torch.testing.assert_close(x.grad, y.grad, rtol=0, atol=1e-5)
+
+
+@given(starts=st.lists(st.sets(st.integers(1, 11)), min_size=1, max_size=4))
+@settings(max_examples=50, deadline=None)
+def test_any_segments_equal_a_dense_mask(starts: list[set[int]]) -> None:
+    rows = [[0, *sorted(row)] for row in starts]
+    filled = torch.tensor([row + [12] * (12 - len(row)) for row in rows], dtype=torch.int32)
+    number = torch.tensor([[sum(at <= t for at in row) for t in range(12)] for row in rows])
+    same = number.unsqueeze(1) == number.unsqueeze(2)
+    mask = (same & torch.ones(12, 12).tril().bool()).unsqueeze(1)
+    heads = [numbers(len(rows), 2, 12, 4, seed=i).detach() for i in range(3)]
+    got = attend_within(Segments.from_starts(filled, 12, CPU), *heads)
+    torch.testing.assert_close(got, attend(*heads, mask=mask), rtol=0, atol=1e-5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("dropout", [0.0, 1e-9], ids=["one kernel", "by length"])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_on_a_gpu(kv_heads: int, dropout: float) -> None:
+    device = torch.device("cuda")
+    shapes = ((3, 4, 16, 8), (3, kv_heads, 16, 8), (3, kv_heads, 16, 8))
+    near = [numbers(*shape, seed=i).detach().requires_grad_() for i, shape in enumerate(shapes)]
+    there = [x.detach().to(device, torch.bfloat16).requires_grad_() for x in near]
+    got = attend_within(Segments.from_starts(STARTS, 16, device), *there, dropout=dropout)
+    expected = attend_within(ALL, *near)
+    slope = numbers(*got.shape, seed=9).detach()
+    gradients = torch.autograd.grad(got, there, slope.to(device, torch.bfloat16))
+    wanted = torch.autograd.grad(expected, near, slope)
+    for x, y in zip((got, *gradients), (expected, *wanted), strict=True):
+        torch.testing.assert_close(x.float().cpu(), y, rtol=5e-2, atol=5e-2)
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
