@@ -106,6 +106,10 @@ def refusal(**changes: Any) -> str:
         ({"split": "0,0,0"}, 'split: found "0,0,0", expected three shares'),
         ({"split": "1,1,1,1"}, 'split: found "1,1,1,1", expected three shares'),
         ({"data_path": "d/x.bin"}, "data_path: d/x.bin names one file of a pair: take .bin off"),
+        (
+            {"reset_position_ids": True, "pos_emb": "none"},
+            "reset_position_ids: pos_emb is none: there are no positions to reset",
+        ),
         ({"checkpoint_factor": 2.5}, "checkpoint_factor: 2.5 is no whole number of steps"),
         (
             {"checkpoint_factor": 1, "checkpoint_scale": "log"},
