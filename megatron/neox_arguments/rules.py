@@ -304,6 +304,15 @@ def _positions_are_there(args: NeoXArgs) -> Iterator[Finding]:
         yield "reset_position_ids", "pos_emb is none: there are no positions to reset, take it out"
 
 
+@_rule("data_local_cache_dir", "data_local_cache_limit_gb")
+def _a_limit_needs_a_folder(args: NeoXArgs) -> Iterator[Finding]:
+    if args.data.data_local_cache_limit_gb is not None and args.data.data_local_cache_dir is None:
+        yield (
+            "data_local_cache_limit_gb",
+            "limits the copies in data_local_cache_dir, which is not set: set it, or take this out",
+        )
+
+
 @_rule("checkpoint_factor", "checkpoint_scale")
 def _checkpoint_factor_fits(args: NeoXArgs) -> Iterator[Finding]:
     factor, scale = args.checkpointing.checkpoint_factor, args.checkpointing.checkpoint_scale

@@ -26,6 +26,10 @@ def refusal(**changes: Any) -> str:
         ({"train_epochs": 2, "train_iters": 3}, "train_epochs: train_iters is given too: keep one"),
         ({"train_epochs": 0}, "train_epochs: found 0"),
         (
+            {"data_local_cache_limit_gb": 100},
+            "data_local_cache_limit_gb: limits the copies in data_local_cache_dir, which is not set",
+        ),
+        (
             {"train_data_paths": ["a"], "data_path": "b"},
             "train_data_paths: data_path is given too, which would be split",
         ),

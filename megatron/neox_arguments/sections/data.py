@@ -80,7 +80,16 @@ class DataArgs:
     epoch shuffled by itself, so that the order does not depend on how many steps the run has."""
 
     mmap_warmup: bool = False
-    """Read the token files once at the start, by one process per node, so that they are in memory."""
+    """Read the token files once at the start, by one process per node, so that they are in memory. Left out,
+    with a warning, where they are larger than the memory that is available."""
+
+    data_local_cache_dir: str | None = None
+    """Folder on each node's own disk to which the token files are copied before training, once per node;
+    the run then reads the copies, and the next job finds them there. A run that finds no room stops."""
+
+    data_local_cache_limit_gb: PositiveFloat | None = None
+    """Size that all copies in `data_local_cache_dir` may take, in 10^9 bytes; those that are unused for
+    longest go first, those that a living job uses stay. Default: as much as the disk has."""
 
     num_workers: NonNegativeInt = 2
     """Processes per rank that prepare batches; 0 prepares them in the rank itself."""
@@ -93,7 +102,8 @@ class DataArgs:
     """Folder of the index files. Default: beside the data."""
 
     index_build_timeout_s: PositiveFloat = 1800.0
-    """Seconds that a rank waits for the index that another one builds."""
+    """Seconds that a rank waits for the index that another one builds; also how long copying or reading
+    ahead may go on without getting a byte."""
 
     allow_data_change: bool = False
     """On resume: go on although data, split, order or seed are not what the checkpoint was trained on."""
