@@ -28,7 +28,7 @@ def prefix(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     doc_idx = np.arange(COUNT + 1, dtype=np.int64)
     with open(tmp_path / "d.idx", "wb") as file:
         if request.param == "cached":
-            write_cached_index(file, sizes, doc_idx)
+            write_cached_index(file, sizes, len(doc_idx), [doc_idx])
         else:
             file.write(MMAP_MAGIC + FIELDS.pack(1, 4, COUNT, COUNT + 1) + sizes.tobytes())
             file.write((doc_idx[:-1] * DOCUMENT * 4).tobytes() + doc_idx.tobytes())
