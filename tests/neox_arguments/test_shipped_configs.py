@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import resource
 import subprocess
 import sys
-import typing
 from pathlib import Path
 
 import pytest
 
 from megatron.neox_arguments import NeoXArgs
-from megatron.neox_arguments.known_keys import ALIASES, IGNORED, REFUSED, RUNTIME, SHORTHANDS
-from megatron.neox_arguments.registry import FIELDS, KNOWN_KEYS
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"
 # Companions of a model's file: they hold no shape of their own.
 PARTS = {"local_setup.yml", "text_generation.yml"}
 SHAPES = sorted(path for path in CONFIGS.rglob("*.yml") if path.name not in PARTS)
-NEOX_FIELDS = ROOT.parent / "shared" / "NEOX_FIELDS.tsv"
 
 
 @pytest.mark.parametrize("path", SHAPES, ids=lambda path: str(path.relative_to(CONFIGS)))
@@ -77,55 +72,3 @@ def test_import_is_cheap() -> None:
     assert (
         seconds / 3 < 0.3
     )  # processor time, interpreter included: 0.15 s on the machine of the first run
-
-
-@pytest.mark.skipif(not NEOX_FIELDS.exists(), reason="the table of GPT-NeoX's fields is not here")
-class TestFieldsOfGptNeox:
-    def rows(self) -> list[dict[str, str]]:
-        with NEOX_FIELDS.open() as file:
-            return list(csv.DictReader(file, delimiter="\t"))
-
-    def test_every_field_is_known_in_one_state(self) -> None:
-        for key in {row["field"] for row in self.rows()}:
-            states = [key in FIELDS or key in SHORTHANDS, key in IGNORED, key in REFUSED]
-            states += [key in RUNTIME, key in ALIASES]
-            assert sum(states) == 1, key
-
-    def test_defaults_are_the_same(self) -> None:
-        # Where a default differs, the field's text says so.
-        ours_by_choice = {
-            "gradient_accumulation_steps": None,  # derived
-            "optimizer_type": "adam",
-            "zero_stage": 0,
-            "lr": 0.001,
-            "precision": "fp32",
-            "distributed_backend": None,  # by device
-            "master_port": None,  # a free one
-            "git_hash": None,
-        }
-        for row in self.rows():
-            key = row["field"]
-            if key not in FIELDS:
-                continue
-            theirs = ours_by_choice[key] if key in ours_by_choice else eval(row["default"])  # noqa: S307
-            assert FIELDS[key].default == theirs, key
-
-    def test_every_choice_is_known(self) -> None:
-        for row in self.rows():
-            if row["type"].startswith("Literal[") and row["field"] in FIELDS:
-                choices = typing.get_args(eval(row["type"], vars(typing)))  # noqa: S307
-                annotation = repr(FIELDS[row["field"]].annotation)
-                assert not [c for c in choices if repr(c) not in annotation], row["field"]
-
-    def test_keys_that_are_not_gpt_neoxs_are_few_and_ours(self) -> None:
-        theirs = {row["field"] for row in self.rows()}
-        ours = {key for key in FIELDS if key not in theirs and FIELDS[key].section != "ds"}
-        assert ours == {
-            "data_order",
-            "index_cache_dir",
-            "index_build_timeout_s",
-            "allow_data_change",
-            "eval_same_samples",
-            "use_node_local_storage",
-        }
-        assert theirs <= KNOWN_KEYS
