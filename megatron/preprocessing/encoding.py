@@ -13,8 +13,13 @@ from numpy.typing import NDArray
 from megatron.data.index_file import best_fitting_dtype
 from megatron.errors import DataError
 from megatron.preprocessing.documents import Tolerance, parse_documents, replace_lone_surrogates
-from megatron.preprocessing.readers import TextChunk
+from megatron.preprocessing.readers import BEGINNING, Position, TextChunk
 from megatron.tokenizer import Tokenizer, build_tokenizer
+
+IGNORED_LABEL = -100
+"""The label of a token that is not learnt, as in GPT-NeoX."""
+
+LABEL_DTYPE = np.dtype("<i4")
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,7 @@ class EncodedChunk:
         stored_bytes: bytes of the input file that the chunk was read from.
         repaired: texts in which lone surrogates were replaced.
         bad_lines, missing_keys: lines that were left out because of them.
+        end: where the next chunk begins.
     """
 
     keys: tuple[PackedDocuments, ...]
@@ -50,6 +56,7 @@ class EncodedChunk:
     repaired: int
     bad_lines: int = 0
     missing_keys: int = 0
+    end: Position = BEGINNING
 
 
 class ChunkEncoder(Protocol):
@@ -77,6 +84,7 @@ class JsonTextRecipe:
             made, while the parent proves it.
         skip_bad_lines, skip_missing_keys: leave such lines out and count them.
         ftfy: mend garbled text with the package of that name.
+        mask_before: also give labels of the one key's documents, see :func:`masked_labels`.
     """
 
     tokenizer_type: str
@@ -89,6 +97,7 @@ class JsonTextRecipe:
     skip_bad_lines: bool = False
     skip_missing_keys: bool = False
     ftfy: bool = False
+    mask_before: tuple[int, ...] | None = None
 
     def build(self) -> ChunkEncoder:
         """Load the tokenizer."""
@@ -121,6 +130,8 @@ class JsonTextEncoder:
         packed = tuple(
             pack_documents(self._tokenizer, of_key, self._eod, self._dtype) for of_key in texts
         )
+        if recipe.mask_before is not None:
+            packed = (*packed, masked_labels(packed[0], recipe.mask_before))
         return EncodedChunk(
             packed,
             len(chunk.text),
@@ -128,6 +139,7 @@ class JsonTextEncoder:
             repaired,
             tolerance.bad_lines,
             tolerance.missing_keys,
+            chunk.end,
         )
 
 
@@ -167,3 +179,25 @@ def pack_documents(
         )
     empty = len(texts) - len(lengths)
     return PackedDocuments(tokens.astype(dtype), lengths.astype(np.int32), empty)
+
+
+def masked_labels(documents: PackedDocuments, before: Sequence[int]) -> PackedDocuments:
+    """The documents' tokens as labels: :data:`IGNORED_LABEL` up to and including ``before``.
+
+    The first place of a document where the ids ``before`` follow each other counts. A document without
+    one is learnt whole, as in GPT-NeoX.
+    """
+    tokens, pattern = documents.tokens.astype(LABEL_DTYPE), np.asarray(before, np.int64)
+    ends = np.cumsum(documents.lengths, dtype=np.int64)
+    matches = np.ones(max(tokens.size - len(pattern) + 1, 0), dtype=bool)
+    for i, token in enumerate(pattern):
+        matches &= tokens[i : i + matches.size] == token
+    places = np.flatnonzero(matches)
+    owner = np.searchsorted(ends, places, side="right")
+    inside = places + len(pattern) <= ends[owner] if places.size else np.zeros(0, bool)
+    owners, first = np.unique(owner[inside], return_index=True)
+    stops = places[inside][first] + len(pattern)
+    starts = ends[owners] - documents.lengths[owners]
+    for start, stop in zip(starts, stops, strict=True):
+        tokens[start:stop] = IGNORED_LABEL
+    return PackedDocuments(tokens, documents.lengths, documents.empty)

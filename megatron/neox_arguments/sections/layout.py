@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from megatron.neox_arguments.typed import NonNegativeInt, PositiveInt
+from megatron.neox_arguments.typed import Ignored, NonNegativeInt, PositiveInt
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,9 @@ class ParallelismArgs:
     """true shares the tokens of norms, dropout and residuals among the tensor-parallel ranks too, which
     would otherwise all hold all of them. `seq_length` must be a multiple of `model_parallel_size`."""
 
-    pipe_partition_method: str = "type:transformer|mlp"
+    pipe_partition_method: Annotated[str, Ignored("there is one pipeline stage")] = (
+        "type:transformer|mlp"
+    )
     """How layers are dealt out to pipeline stages; has a meaning with `pipe_parallel_size` above 1 only."""
 
     @property
