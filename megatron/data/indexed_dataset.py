@@ -81,6 +81,7 @@ class MMapIndexedDataset:
             end = self._first_token(-1) + int(self.sizes[-1])
             end *= self.dtype.itemsize
         try:
+            self._inode = os.stat(data_path).st_ino if part is None else None
             if part is None:
                 raw = map_file(data_path)
             else:
@@ -156,6 +157,27 @@ class MMapIndexedDataset:
 
     def __iter__(self) -> Iterator[npt.NDArray[Any]]:
         return (self.get(number) for number in range(len(self)))
+
+    def check_file(self) -> None:
+        """Notice that ``.bin`` has been cut since it was mapped, before a read past its new end does.
+
+        Such a read ends the process (SIGBUS). A file that was replaced or removed does no harm: what is
+        mapped stays.
+
+        Raises:
+            DataError: the file has been cut.
+        """
+        path = data_file_path(self.prefix)
+        try:
+            status = os.stat(path)
+        except OSError:  # removed
+            return
+        if status.st_ino == self._inode and status.st_size < self.tokens.nbytes:
+            raise DataError(
+                f"{path}: has {status.st_size:,} bytes now, {self.tokens.nbytes:,} when it was opened: it "
+                "was cut while this run reads it\n"
+                "  to do: make the file anew, under another name while a run uses it; then start again"
+            )
 
     def verify(self) -> None:
         """Read the whole ``.idx`` and check that it makes sense.

@@ -244,6 +244,7 @@ def _train_loader(run: _Run) -> StepLoader:
         num_workers=run.args.data.num_workers,
         eod_id=run.parts.tokenizer.eod if run.args.data.eod_mask_loss else None,
         pin_memory=pins_memory(run.parts.device),
+        check_files=run.data.check_files,
     )
 
 
@@ -290,6 +291,8 @@ def _save(run: _Run, state: RunState) -> None:
         config_hash=args.hash(),
     )
     log.info("saved %s in %.1f s", folder, time.perf_counter() - started)
+    if run.parts.world.is_local_first:
+        run.data.check_files()
 
 
 def _layout(args: NeoXArgs, parts: Parts) -> dict[str, int | str]:

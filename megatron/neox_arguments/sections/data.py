@@ -64,7 +64,8 @@ class DataArgs:
 
     data_impl: Literal["infer", "mmap", "cached"] = "infer"
     """How token files are opened. `mmap` maps them; `infer` looks at the file and maps it; `cached` holds
-    the tokens in memory, one copy per node shared by its ranks and workers, whatever the file's form."""
+    the tokens in memory, one copy per node shared by its ranks and workers, whatever the file's form
+    (`eval.py` reads each token once and maps the file)."""
 
     pack_impl: Annotated[Literal["packed"], NotYet(("pack_until_overflow", "unpacked"))] = "packed"
     """How documents become samples: `packed` cuts the stream of all documents into equal pieces."""
