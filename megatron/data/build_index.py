@@ -63,6 +63,7 @@ def build_index(args: NeoXArgs, world_size: int, *, verify: bool = False) -> str
             args.data,
             epochs=args.training.train_epochs,
             seq_length=args.model.seq_length,
+            seed=args.training.seed,
             global_batch_size=batch.global_batch_size,
             world=World(),
         )

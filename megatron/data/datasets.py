@@ -84,6 +84,7 @@ def build_datasets(
     vocab_size: int | None = None,
     data_parallel_size: int | None = None,
     train_epochs: float | None = None,
+    pad_id: int = 0,
 ) -> DataSplits:
     """Open the data, have its index maps built where they are missing, and map them. All ranks call.
 
@@ -96,6 +97,7 @@ def build_datasets(
         vocab_size: ids must be below it; None checks nothing.
         data_parallel_size: ranks that read different samples; by default all.
         train_epochs: what the samples of the training split were counted by, if so.
+        pad_id: fills samples that are shorter than the others.
 
     Raises:
         DataError, BarrierError: the data is missing, damaged or too little; see the message.
@@ -135,7 +137,9 @@ def build_datasets(
     files, lease = _open_files(settings, plan, world)
 
     def open_here() -> tuple[dict[str, Samples], str]:
-        return _open(files, store, plan, seq_length=seq_length, vocab_size=vocab_size)
+        return _open(
+            files, store, plan, seq_length=seq_length, vocab_size=vocab_size, pad_id=pad_id
+        )
 
     splits = open_alike(world, open_here, f"index maps in {store.root}")
     if world.is_first:
@@ -211,6 +215,7 @@ def _open(
     *,
     seq_length: int,
     vocab_size: int | None,
+    pad_id: int,
 ) -> tuple[dict[str, Samples], str]:
     """This rank's own view of data and maps, and a text that is equal on all ranks."""
     splits: dict[str, Samples] = {}
@@ -222,6 +227,7 @@ def _open(
                 seq_length=seq_length,
                 name=name,
                 vocab_size=vocab_size,
+                pad_id=pad_id,
             )
             for source in split.sources
         ]

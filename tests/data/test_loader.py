@@ -67,7 +67,7 @@ def test_steps_are_the_samples_of_the_counter(train: SampleDataset, workers: int
         c = step.first_sample
         numbers = [[c + 2, c + 3], [c + 6, c + 7], [c + 10, c + 11]]
         assert step.tokens.dtype == torch.int64
-        assert step.tokens.tolist() == [[train[n].tolist() for n in row] for row in numbers]
+        assert step.tokens.tolist() == [[train[n].tokens.tolist() for n in row] for row in numbers]
         assert step.loss_mask.shape == (3, 2, 8)
         assert step.loss_mask.dtype == torch.bool
         assert bool(step.loss_mask.all())
@@ -280,8 +280,8 @@ def test_workers_of_two_ranks_beside_collectives(train: SampleDataset) -> None:
     first, second = run_ranks(2, read_with_workers, prefix)
     for step in range(4):
         c = 4 * step
-        assert first[step] == [[train[c].tolist(), train[c + 1].tolist()]]
-        assert second[step] == [[train[c + 2].tolist(), train[c + 3].tolist()]]
+        assert first[step] == [[train[c].tokens.tolist(), train[c + 1].tokens.tolist()]]
+        assert second[step] == [[train[c + 2].tokens.tolist(), train[c + 3].tokens.tolist()]]
 
 
 def read_and_cut(data: DataSplits, path: Path) -> None:
@@ -321,4 +321,4 @@ def test_a_file_that_is_replaced_does_no_harm(tmp_path: Path) -> None:
     Path(f"{prefix}.bin").write_bytes(b"")
     data.check_files()
     assert data.train is not None
-    assert [len(data.train[number]) for number in range(6)] == [9] * 6
+    assert [len(data.train[number].tokens) for number in range(6)] == [9] * 6

@@ -110,6 +110,10 @@ def refusal(**changes: Any) -> str:
         ({"split": "0,0,0"}, 'split: found "0,0,0", expected three shares'),
         ({"split": "1,1,1,1"}, 'split: found "1,1,1,1", expected three shares'),
         ({"data_path": "d/x.bin"}, "data_path: d/x.bin names one file of a pair: take .bin off"),
+        (
+            {"reset_position_ids": True, "pos_emb": "none"},
+            "reset_position_ids: pos_emb is none: there are no positions to reset",
+        ),
         ({"checkpoint_factor": 2.5}, "checkpoint_factor: 2.5 is no whole number of steps"),
         (
             {"checkpoint_factor": 1, "checkpoint_scale": "log"},
@@ -119,16 +123,16 @@ def refusal(**changes: Any) -> str:
             {"text_gen_type": "input-file"},
             "sample_input_file: missing: text_gen_type is input-file",
         ),
-        ({"deepspeed": False}, "deepspeed: is false"),
+        ({"deepspeed": False}, "deepspeed: found false: training always runs through"),
         (
             {"scheduler": {"type": "WarmupLR"}},
-            "scheduler: is refused: lr_decay_style, warmup and min_lr",
+            "scheduler: found {'type': 'WarmupLR'}: lr_decay_style, warmup and min_lr",
         ),
         (
             {"elasticity": {"enabled": True}},
             "elasticity: found {'enabled': True}: the batch keys set",
         ),
-        ({"autotuning": {"enabled": True}}, "autotuning: is switched on, which is refused"),
+        ({"autotuning": {"enabled": True}}, "autotuning: found {'enabled': True}: not supported"),
         (
             {"deepspeed_extra_args": {"nebula": {}}},
             "deepspeed_extra_args.nebula: DeepSpeed no longer has it",
@@ -191,6 +195,8 @@ def test_rules_and_types_come_together() -> None:
             1,
         ),
         ({"precision": "fp32", "zero_optimization": {"stage": 1}}, "fp32", 1),
+        ({"precision": ..., "fp16": {"type": "bfloat16", "enabled": True}}, "bfloat16", 1),
+        ({"precision": "bf16", "fp16": {"type": "bfloat16", "enabled": True}}, "bfloat16", 1),
     ],
 )
 def test_precision(changes: dict[str, Any], precision: str, stage: int) -> None:
@@ -214,10 +220,17 @@ def test_precision(changes: dict[str, Any], precision: str, stage: int) -> None:
         ),
         ({"precision": ..., "fp16": {"enabled": True}}, "fp16.enabled: fp16 is not supported yet"),
         (
+            {"precision": "fp32", "fp16": {"type": "bf16", "enabled": True}},
+            "precision: contradiction: precision says fp32, fp16.enabled says bfloat16",
+        ),
+        (
             {"precision": "fp16"},
             "precision: fp16 is not supported yet; choose one of fp32, bfloat16",
         ),
-        ({"torch_autocast": {"enabled": True}}, "torch_autocast: is switched on, which is refused"),
+        (
+            {"torch_autocast": {"enabled": True}},
+            "torch_autocast: found {'enabled': True}: not used",
+        ),
         (
             {"amp": {"enabled": True}},
             "amp: found {'enabled': True}: DeepSpeed no longer has it",

@@ -67,8 +67,14 @@ class DataArgs:
     the tokens in memory, one copy per node shared by its ranks and workers, whatever the file's form
     (`eval.py` reads each token once and maps the file)."""
 
-    pack_impl: Annotated[Literal["packed"], NotYet(("pack_until_overflow", "unpacked"))] = "packed"
-    """How documents become samples: `packed` cuts the stream of all documents into equal pieces."""
+    pack_impl: Literal["packed", "pack_until_overflow", "unpacked"] = "packed"
+    """How documents become samples. `packed` cuts the stream of all documents into equal pieces.
+    `unpacked` makes each document a sample, `pack_until_overflow` puts whole documents into one until the
+    next does not fit; what is left of it is padding, which does not count for the loss."""
+
+    allow_chopped: bool = True
+    """Whole documents (`pack_impl`) longer than `seq_length` + 1: true cuts them there, false leaves them
+    out."""
 
     data_order: Literal["neox", "epochs"] = "neox"
     """Order of the samples. `neox`: GPT-NeoX's own order, one shuffle over all epochs. `epochs`: each
@@ -107,4 +113,14 @@ class DataArgs:
     """true evaluates on the same validation samples each time, false on the next ones."""
 
     eod_mask_loss: bool = False
-    """true leaves the prediction at end-of-document tokens out of the loss."""
+    """true leaves out of the loss what is predicted from an end-of-document token: how the next, unrelated
+    document begins."""
+
+    reset_position_ids: bool = False
+    """true counts positions from 0 again where a document begins within a sample. Where that is, the index
+    knows, whatever tokens the documents end with."""
+
+    reset_attention_mask: bool = False
+    """true keeps the documents of a sample apart: no token attends to one of another document. Costs less
+    than attention over the whole sample; on GPUs most with `precision: bfloat16` and no
+    `attention_dropout`, which one kernel does for all documents at once."""
