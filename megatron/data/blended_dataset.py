@@ -40,6 +40,7 @@ class BlendedDataset:
         self.name = members[0].name
         self.seq_length = members[0].seq_length
         self.vocab_size = members[0].vocab_size
+        self.has_labels = members[0].has_labels
         self._samples = samples
         self._period = sum(units)
         self.given = given_after(units, maps.member_idx, samples)

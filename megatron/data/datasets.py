@@ -204,6 +204,7 @@ def _open(
                 name=name,
                 vocab_size=vocab_size,
                 pad_id=pad_id,
+                labels=None if source.label_path is None else files[source.label_path],
             )
             for source in split.sources
         ]

@@ -13,12 +13,14 @@ from megatron.data.counting import SampleCount, WholeCount
 from megatron.data.index_maps import Order
 from megatron.data.index_store import BlendRecipe, IndexRecipe, IndexStore, hash_of
 from megatron.data.indexed_dataset import MMapIndexedDataset
+from megatron.data.labels import check_labels_fit
 from megatron.data.sources import (
     DataSettings,
     all_paths,
     check_members,
     count_of,
     documents_of,
+    label_paths_of,
     open_source,
     order_of,
     paths_of,
@@ -94,10 +96,11 @@ class DataFacts:
 
 @dataclass(frozen=True)
 class Source:
-    """One token file's part in a split."""
+    """One token file's part in a split, and its label file if it has one."""
 
     path: str
     recipe: IndexRecipe
+    label_path: str | None = None
 
 
 @dataclass(frozen=True)
@@ -142,7 +145,7 @@ class DataPlan:
     """What the builder found in the data.
 
     Attributes:
-        files: (documents, bytes) of each token file.
+        files: (documents, bytes) of each token and label file.
         splits: what is to be read of them; a split that is empty or not used is not in it.
         facts: numbers for people.
     """
@@ -169,7 +172,7 @@ class DataPlan:
 
 @dataclass(frozen=True)
 class _Opened:
-    """A token file and the hash of its index."""
+    """A token or label file and the hash of its index."""
 
     data: MMapIndexedDataset
     fingerprint: str
@@ -185,6 +188,8 @@ class _Part:
     stop: int
     tokens: int
     count: SampleCount
+    label_path: str | None
+    labels: _Opened | None
 
     @property
     def documents(self) -> int:
@@ -208,12 +213,13 @@ def plan_indexes(
         DataError: the data is missing, damaged or too little to train on, or does not fit the
             vocabulary.
     """
-    files: dict[str, _Opened] = {}
-    for path in all_paths(settings):
-        data = open_source(settings, path)
-        files[path] = _Opened(data, store.fingerprint(data))
-        if vocab_size is not None:
-            check_token_ids(data, 0, data.tokens[:_TOKENS_LOOKED_AT], vocab_size)
+    files = {path: _look_at(settings, store, path, vocab_size) for path in all_paths(settings)}
+    labels = {
+        path: _look_at(settings, store, path, vocab_size, are_labels=True)
+        for name in SPLIT_NAMES
+        for path in label_paths_of(settings, name)
+        if path is not None
+    }
     splits: dict[str, SplitPlan] = {}
     facts: dict[str, SplitFacts] = {}
     warnings: list[str] = []
@@ -223,7 +229,7 @@ def plan_indexes(
         if not paths_of(settings, name):
             warnings.append(f"{name}_data_paths is not set: there is no {name} split")
             continue
-        parts = _parts_of(settings, store, name, files, seq_length, seed)
+        parts = _parts_of(settings, store, name, files, labels, seq_length, seed)
         warning, usable = _judge(
             _where(settings, name, parts, seq_length),
             sum(part.tokens for part in parts),
@@ -251,8 +257,25 @@ def plan_indexes(
         splits=facts,
         warnings=tuple(warnings),
     )
-    sizes = {path: (len(file.data), file.data.tokens.nbytes) for path, file in files.items()}
+    sizes = {
+        path: (len(file.data), file.data.tokens.nbytes) for path, file in (files | labels).items()
+    }
     return DataPlan(sizes, splits, total)
+
+
+def _look_at(
+    settings: DataSettings,
+    store: IndexStore,
+    path: str,
+    vocab_size: int | None,
+    *,
+    are_labels: bool = False,
+) -> _Opened:
+    data = open_source(settings, path)
+    if vocab_size is not None:
+        tokens = data.tokens[:_TOKENS_LOOKED_AT]
+        check_token_ids(data, 0, tokens, vocab_size, are_labels=are_labels)
+    return _Opened(data, store.fingerprint(data))
 
 
 def _parts_of(
@@ -260,16 +283,27 @@ def _parts_of(
     store: IndexStore,
     split: str,
     files: Mapping[str, _Opened],
+    labels: Mapping[str, _Opened],
     seq_length: int,
     seed: int,
 ) -> tuple[_Part, ...]:
+    """The datasets of a split.
+
+    Raises:
+        DataError: a label file does not fit its text.
+    """
     parts = []
-    for path in paths_of(settings, split):
+    for path, label_path in zip(
+        paths_of(settings, split), label_paths_of(settings, split), strict=True
+    ):
+        beside = None if label_path is None else labels[label_path]
+        if beside is not None and beside.fingerprint != files[path].fingerprint:
+            check_labels_fit(files[path].data, beside.data)
         data = files[path].data
         first, stop = documents_of(settings, split, data)
         count = count_of(settings, store, data, first, stop, seq_length=seq_length, seed=seed)
         tokens = data.tokens_between(first, stop)
-        parts.append(_Part(path, files[path], first, stop, tokens, count))
+        parts.append(_Part(path, files[path], first, stop, tokens, count, label_path, beside))
     return tuple(parts)
 
 
@@ -291,7 +325,8 @@ def _plan_split(
     if len(parts) > 1:
         counts = [part.count for part in parts]
         per_epoch = [count.per_epoch for count in counts]
-        check_members(split, [part.path for part in parts], per_epoch, seq_length)
+        tokens = [part.tokens for part in parts]
+        check_members(split, [part.path for part in parts], tokens, per_epoch, seq_length)
         weights = weights_of(
             settings,
             split,
@@ -324,9 +359,14 @@ def _plan_split(
             order=order_of(settings),
             packing=settings.pack_impl,
             options=options,
+            companions={} if part.labels is None else {"label": _facts_of_labels(part.labels)},
         )
-        sources.append(Source(part.path, recipe))
+        sources.append(Source(part.path, recipe, part.label_path))
     return SplitPlan(tuple(sources), blend)
+
+
+def _facts_of_labels(labels: _Opened) -> str:
+    return f"{labels.fingerprint}, {labels.data.tokens.nbytes} bytes"
 
 
 def _where(settings: DataSettings, split: str, parts: Sequence[_Part], seq_length: int) -> str:

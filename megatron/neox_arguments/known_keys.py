@@ -164,7 +164,6 @@ REFUSED: dict[str, OtherKey] = {
             f"{kind}{split}{what}_data_paths"
             for split in ("train", "valid", "test")
             for kind, what in (
-                ("", "_label"),
                 ("", "_reward"),
                 ("pos_", ""),
                 ("neg_", ""),

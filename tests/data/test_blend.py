@@ -216,7 +216,9 @@ def test_exact_multiples_of_an_epoch(tmp_path: Path, order: str, epochs: int) ->
     settings = data_args(
         Path("unused"), data_path=None, train_data_paths=tuple(paths), data_order=order
     )
-    length = run_length(settings, epochs=epochs, seq_length=8, global_batch_size=1, world=World())
+    length = run_length(
+        settings, epochs=epochs, seq_length=8, seed=1, global_batch_size=1, world=World()
+    )
     data = blend(paths, length.steps, train_epochs=epochs, data_order=order)
     facts = data.facts.splits["train"]
     assert facts.epochs == epochs

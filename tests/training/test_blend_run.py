@@ -50,9 +50,16 @@ def test_a_blend_is_resumed_exactly_and_never_changed_unnoticed(tmp_path: Path) 
     by_epochs = config_of(
         tmp_path, "epochs", train_iters=None, train_epochs=0.25, train_data_weights=None
     )
-    first, second = run_ranks(2, run_all, [whole, half | {"exit_interval": 10}, by_epochs])
+    # Files whose labels are the tokens: the same as none.
+    texts = whole["train_data_paths"]
+    labelled = config_of(tmp_path, "labelled", train_label_data_paths=texts)
+    configs = [whole, half | {"exit_interval": 10}, by_epochs, labelled]
+    first, second = run_ranks(2, run_all, configs)
     assert first == second
     assert first[:2] == [20, 10]
+    assert first[3] == 20
+    losses = series(tmp_path / "whole", "train/lm_loss")
+    assert series(tmp_path / "labelled", "train/lm_loss") == losses
     assert isinstance(first[2], int)
     assert 5 < first[2] < 20
 
