@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from megatron.data.index_maps import Order
 from megatron.data.index_store import BlendRecipe, IndexRecipe, IndexStore, hash_of
 from megatron.data.indexed_dataset import MMapIndexedDataset
 from megatron.data.labels import check_labels_fit
+from megatron.data.progress import Leg, Progress
 from megatron.data.sources import (
     DataSettings,
     all_paths,
@@ -37,7 +38,7 @@ _TOKENS_LOOKED_AT: Final = 1_000_000
 # number of epochs follows from it, and with it the order within the member.
 _MARGIN: Final = Fraction("1.005")
 # Facts that all members of a blend share; the others are each member's own.
-_SHARED_FACTS: Final = ("seq_length", "seed", "order", "packing", "options", "format_version")
+SHARED_FACTS: Final = ("seq_length", "seed", "order", "packing", "options", "format_version")
 
 
 @dataclass(frozen=True)
@@ -96,19 +97,44 @@ class DataFacts:
 
 @dataclass(frozen=True)
 class Source:
-    """One token file's part in a split, and its label file if it has one."""
+    """One token file's part in a split, and its label file if it has one.
+
+    Attributes:
+        path, label_path: the files, without .bin or .idx.
+        recipe: its index maps.
+        content: hash of pieces of its ``.bin`` files.
+        before: samples that it gave before this leg of the run.
+    """
 
     path: str
     recipe: IndexRecipe
+    content: str
     label_path: str | None = None
+    before: int = 0
+
+    @property
+    def key(self) -> str:
+        """Equal for the same samples in the same order, wherever the files are."""
+        return hash_of(self.order_facts())
+
+    def order_facts(self) -> dict[str, Any]:
+        """What :attr:`key` is made of."""
+        return self.recipe.order_facts() | {"content": self.content}
 
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """What one split is made of: one source, or several and the order of their turns."""
+    """What one split is made of: one source, or several and the order of their turns.
+
+    Attributes:
+        sources: the datasets.
+        blend: their turns; None where the samples are those of one dataset from its start.
+        leg: where the turns begin; see :mod:`megatron.data.progress`.
+    """
 
     sources: tuple[Source, ...]
     blend: BlendRecipe | None = None
+    leg: Leg = field(default_factory=Leg)
 
     def recipes(self) -> dict[str, IndexRecipe | BlendRecipe]:
         """Everything to have in the store, by key."""
@@ -126,16 +152,16 @@ class SplitPlan:
 
     def order_facts(self) -> dict[str, Any]:
         """What :attr:`order_key` is made of: of a blend, the facts of all members and their weights."""
-        first = self.sources[0].recipe.order_facts()
-        if self.blend is None:
+        first = self.sources[0].order_facts()
+        if self.blend is None or len(self.sources) == 1:
             return first
-        facts = {"datasets": len(self.sources)} | {name: first[name] for name in _SHARED_FACTS}
+        facts = {"datasets": len(self.sources)} | {name: first[name] for name in SHARED_FACTS}
         for number, source in enumerate(self.sources, start=1):
             facts[f"dataset {number} weight"] = self.blend.units[number - 1]
             facts |= {
                 f"dataset {number} {name}": value
-                for name, value in source.recipe.order_facts().items()
-                if name not in _SHARED_FACTS
+                for name, value in source.order_facts().items()
+                if name not in SHARED_FACTS
             }
         return facts
 
@@ -172,10 +198,11 @@ class DataPlan:
 
 @dataclass(frozen=True)
 class _Opened:
-    """A token or label file and the hash of its index."""
+    """A token or label file, the hash of its index, and one of pieces of its tokens."""
 
     data: MMapIndexedDataset
     fingerprint: str
+    content: str
 
 
 @dataclass(frozen=True)
@@ -206,8 +233,12 @@ def plan_indexes(
     vocab_size: int | None = None,
     data_parallel_size: int = 1,
     train_epochs: float | None = None,
+    progress: Progress | None = None,
 ) -> DataPlan:
     """Look at the data and say which index maps the run needs. Data seen before costs a header's read.
+
+    With ``progress``, of a run that is resumed, its leg goes on where the training blend is the same, and
+    another begins where it is not.
 
     Raises:
         DataError: the data is missing, damaged or too little to train on, or does not fit the
@@ -241,8 +272,11 @@ def plan_indexes(
         if warning:
             warnings.append(warning)
         if usable:
-            epochs = train_epochs if name == "train" else None
-            plan = _plan_split(settings, name, parts, samples, seq_length, seed, epochs)
+            draft = _Draft(settings, name, parts, samples, seq_length, seed)
+            if name == "train":
+                plan = _continued(replace(draft, train_epochs=train_epochs), progress)
+            else:
+                plan = draft.plan(Leg())
             splits[name], facts[name] = plan, _facts_of(plan, parts, samples)
     if settings.weight_by_num_documents:
         warnings += [
@@ -275,7 +309,7 @@ def _look_at(
     if vocab_size is not None:
         tokens = data.tokens[:_TOKENS_LOOKED_AT]
         check_token_ids(data, 0, tokens, vocab_size, are_labels=are_labels)
-    return _Opened(data, store.fingerprint(data))
+    return _Opened(data, store.fingerprint(data), store.content(data))
 
 
 def _parts_of(
@@ -307,62 +341,90 @@ def _parts_of(
     return tuple(parts)
 
 
-def _plan_split(
-    settings: DataSettings,
-    split: str,
-    parts: Sequence[_Part],
-    samples: int,
-    seq_length: int,
-    seed: int,
-    train_epochs: float | None,
-) -> SplitPlan:
-    """The recipes for ``samples`` samples of one split.
+@dataclass(frozen=True)
+class _Draft:
+    """What the recipes of ``samples`` samples of one split follow from."""
 
-    Raises:
-        DataError: a member of a blend has nothing to give.
-    """
-    blend, shares = None, [samples]
-    if len(parts) > 1:
-        counts = [part.count for part in parts]
-        per_epoch = [count.per_epoch for count in counts]
-        tokens = [part.tokens for part in parts]
-        check_members(split, [part.path for part in parts], tokens, per_epoch, seq_length)
-        weights = weights_of(
-            settings,
-            split,
-            documents=[part.documents for part in parts],
-            counts=counts,
-            train_epochs=train_epochs,
+    settings: DataSettings
+    split: str
+    parts: Sequence[_Part]
+    samples: int
+    seq_length: int
+    seed: int
+    train_epochs: float | None = None
+
+    def plan(self, leg: Leg) -> SplitPlan:
+        """The recipes for the samples from ``leg.start`` on.
+
+        Raises:
+            DataError: a member of a blend has nothing to give.
+        """
+        parts, samples = self.parts, max(0, self.samples - leg.start)
+        sources = [self._source(part, leg) for part in parts]
+        blend, shares = None, [samples]
+        if len(parts) > 1:
+            units = units_of(self._weights([source.before for source in sources]))
+            blend = BlendRecipe(units, min(sum(units), samples))
+            # With train_epochs the samples are counted to end with an epoch: a margin would begin another.
+            margin = _MARGIN if self.train_epochs is None else Fraction(1)
+            shares = [math.ceil(samples * margin * Fraction(unit, sum(units))) for unit in units]
+        elif leg.start:
+            blend = BlendRecipe((1,), 1)
+        complete = tuple(
+            self._with_epochs(source, part.count, source.before + share)
+            for source, part, share in zip(sources, parts, shares, strict=True)
         )
-        units = units_of(weights)
-        blend = BlendRecipe(units, min(sum(units), samples))
-        # With train_epochs the samples are counted to end with an epoch: a margin would begin another.
-        margin = _MARGIN if train_epochs is None else Fraction(1)
-        shares = [math.ceil(samples * margin * Fraction(unit, sum(units))) for unit in units]
-    sources = []
-    for part, share in zip(parts, shares, strict=True):
-        epochs, options = part.count.epochs_for(share), {}
-        if isinstance(part.count, WholeCount):
-            options = {
-                "allow_chopped": settings.allow_chopped,
-                "epoch_samples": part.count.counts(epochs),
-            }
+        return SplitPlan(complete, blend, leg)
+
+    def _weights(self, before: Sequence[int]) -> tuple[float, ...]:
+        paths, counts = [part.path for part in self.parts], [part.count for part in self.parts]
+        tokens, per_epoch = [part.tokens for part in self.parts], [c.per_epoch for c in counts]
+        check_members(self.split, paths, tokens, per_epoch, self.seq_length)
+        return weights_of(
+            self.settings,
+            self.split,
+            documents=[part.documents for part in self.parts],
+            counts=counts,
+            before=before,
+            train_epochs=self.train_epochs,
+        )
+
+    def _source(self, part: _Part, leg: Leg) -> Source:
+        """One dataset, its epochs still open."""
+        is_whole, labels = isinstance(part.count, WholeCount), part.labels
         recipe = IndexRecipe(
             idx_sha256=part.file.fingerprint,
             bin_bytes=part.file.data.tokens.nbytes,
             first_document=part.first,
             stop_document=part.stop,
             tokens_per_epoch=part.tokens,
-            epochs=epochs,
-            seq_length=seq_length,
-            seed=seed,
-            order=order_of(settings),
-            packing=settings.pack_impl,
-            options=options,
-            companions={} if part.labels is None else {"label": _facts_of_labels(part.labels)},
+            epochs=1,
+            seq_length=self.seq_length,
+            seed=self.seed,
+            order=order_of(self.settings),
+            packing=self.settings.pack_impl,
+            options={"allow_chopped": self.settings.allow_chopped} if is_whole else {},
+            companions={} if labels is None else {"label": _facts_of_labels(labels)},
         )
-        sources.append(Source(part.path, recipe, part.label_path))
-    return SplitPlan(tuple(sources), blend)
+        content = part.file.content + ("" if labels is None else f", labels {labels.content}")
+        source = Source(part.path, recipe, content, part.label_path)
+        return replace(source, before=leg.before.get(source.key, 0))
+
+    @staticmethod
+    def _with_epochs(source: Source, count: SampleCount, samples: int) -> Source:
+        epochs, recipe = count.epochs_for(samples), source.recipe
+        options = dict(recipe.options)
+        if isinstance(count, WholeCount):
+            options["epoch_samples"] = count.counts(epochs)
+        return replace(source, recipe=replace(recipe, epochs=epochs, options=options))
+
+
+def _continued(draft: _Draft, progress: Progress | None) -> SplitPlan:
+    """The plan of the training split, in the leg that a checkpoint stands in or the next one."""
+    if progress is None or order_of(draft.settings) != "epochs":
+        return draft.plan(Leg())
+    same = draft.plan(progress.leg)
+    return same if same.order_key == progress.order_key else draft.plan(progress.next_leg())
 
 
 def _facts_of_labels(labels: _Opened) -> str:

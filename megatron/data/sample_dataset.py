@@ -43,6 +43,7 @@ class Samples(Protocol):
     def __getitem__(self, index: int | np.integer[Any], /) -> Sample: ...
     def read_into(self, index: int | np.integer[Any], out: Sample) -> None: ...
     def check_ids(self, index: int) -> None: ...
+    def given_at(self, consumed: int) -> tuple[int, ...]: ...
     @property
     def label(self) -> str: ...
     @property
@@ -113,6 +114,10 @@ class SampleDataset:
             for at, first, count in pieces:
                 out.labels[at : at + count] = self.labels.tokens[first : first + count]
             out.labels[stop:] = NO_LABEL
+
+    def given_at(self, consumed: int) -> tuple[int, ...]:
+        """Samples that each dataset has given when ``consumed`` have been read: of one, all."""
+        return (consumed,)
 
     def check_ids(self, index: int) -> None:
         """Raise the :class:`DataError` of the first id in sample ``index`` that is beyond the vocabulary."""

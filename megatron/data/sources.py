@@ -152,6 +152,7 @@ def weights_of(
     *,
     documents: Sequence[int],
     counts: Sequence[SampleCount],
+    before: Sequence[int],
     train_epochs: float | None,
 ) -> tuple[float, ...]:
     """How much each member of a split counts, in any unit.
@@ -165,6 +166,7 @@ def weights_of(
         split: name of the split.
         documents: of each member.
         counts: of each member's samples.
+        before: samples that each has given already.
         train_epochs: as in the configuration.
     """
     if settings.weight_by_num_documents:
@@ -173,7 +175,10 @@ def weights_of(
     if given:
         return tuple(given)
     if split == "train" and train_epochs is not None:
-        return tuple(max(1, count.in_epochs(train_epochs)) for count in counts)
+        return tuple(
+            max(1, count.in_epochs(train_epochs) - given)
+            for count, given in zip(counts, before, strict=True)
+        )
     return (1.0,) * len(documents)
 
 
