@@ -107,7 +107,8 @@ class SampleDataset:
         for at, first, count in pieces:
             stop = at + count
             out.tokens[at:stop] = self.data.tokens[first : first + count]
-        out.tokens[stop:] = self.pad_id
+        if stop <= self.seq_length:
+            out.tokens[stop:] = self.pad_id
         out.length = stop
         if self.labels is not None:
             assert out.labels is not None
