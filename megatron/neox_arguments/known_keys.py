@@ -119,7 +119,6 @@ IGNORED: dict[str, OtherKey] = {
     **_companions("pos_emb: rpe", "rpe_num_buckets rpe_max_distance"),
     **_companions("norm: scalenorm", "scalenorm_epsilon"),
     **_companions("num_unique_layers", "param_sharing_style"),
-    **_companions("pack_impl other than packed", "allow_chopped"),
     **_companions("serve_model_weights", "weight_server_port"),
     **_companions("dataset_impl: online", "online_dataserver_ips online_dataserver_ports"),
     **_companions(

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron.data.index_file import best_fitting_dtype
 from megatron.errors import DataError
 from megatron.preprocessing.documents import Tolerance, parse_documents, replace_lone_surrogates
 from megatron.preprocessing.readers import BEGINNING, Position, TextChunk
@@ -78,8 +79,9 @@ class JsonTextRecipe:
         tokenizer_type, vocab_file, merge_file: see :func:`megatron.tokenizer.build_tokenizer`.
         keys: the keys that hold text.
         append_eod: end each document with the end-of-document token.
-        dtype: NumPy name of the type in which ids are stored.
-        engine: the tokenizer's engine, as the parent found it; None to look in each worker.
+        dtype: NumPy name of the type in which ids are stored; None for the smallest.
+        engine: the tokenizer's engine, as the parent found it; None to take the fastest that can be
+            made, while the parent proves it.
         skip_bad_lines, skip_missing_keys: leave such lines out and count them.
         ftfy: mend garbled text with the package of that name.
         mask_before: also give labels of the one key's documents, see :func:`masked_labels`.
@@ -90,7 +92,7 @@ class JsonTextRecipe:
     merge_file: str | None
     keys: tuple[str, ...]
     append_eod: bool
-    dtype: str
+    dtype: str | None = None
     engine: str | None = None
     skip_bad_lines: bool = False
     skip_missing_keys: bool = False
@@ -100,8 +102,7 @@ class JsonTextRecipe:
     def build(self) -> ChunkEncoder:
         """Load the tokenizer."""
         tokenizer = build_tokenizer(self.tokenizer_type, self.vocab_file, self.merge_file)
-        if self.engine is not None:
-            tokenizer.trust(self.engine)
+        tokenizer.trust(self.engine)
         return JsonTextEncoder(tokenizer, self)
 
 
@@ -112,7 +113,8 @@ class JsonTextEncoder:
         self._tokenizer = tokenizer
         self._recipe = recipe
         self._eod = tokenizer.eod if recipe.append_eod else None
-        self._dtype = np.dtype(recipe.dtype)
+        dtype: np.dtype[Any] = best_fitting_dtype(tokenizer.vocab_size)
+        self._dtype = np.dtype(recipe.dtype) if recipe.dtype else dtype
         self._mend = load_ftfy() if recipe.ftfy else None
 
     def __call__(self, chunk: TextChunk) -> EncodedChunk:

@@ -7,6 +7,8 @@ chunks, the number of parts, an interruption and the speed of anything change no
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,7 +16,7 @@ from megatron.data.indexed_dataset import best_fitting_dtype
 from megatron.errors import DataError
 from megatron.logging import get_logger
 from megatron.preprocessing.encoding import LABEL_DTYPE, JsonTextRecipe, load_ftfy
-from megatron.preprocessing.formats import STANDARD_INPUT, Format
+from megatron.preprocessing.formats import Format, can_be_read_again
 from megatron.preprocessing.output import errors_name
 from megatron.preprocessing.part import Part
 from megatron.preprocessing.pool import WorkerPool
@@ -46,36 +48,44 @@ def preprocess(settings: PreprocessSettings) -> Report:
     if problems:
         raise DataError("\n".join(problems))
     total_bytes = check_inputs(settings.inputs)
-    tokenizer = build_tokenizer(settings.tokenizer_type, settings.vocab_file, settings.merge_file)
-    if settings.append_eod:
-        _ = tokenizer.eod  # raises, before any work, where there is none
     if settings.ftfy:
         load_ftfy()  # raises, before any work, where it is not installed
-    dtype = _dtype(settings, tokenizer)
-    engine = tokenizer.engine
-    log.info(
-        "%s: %s ids, stored as %s; encoded by %s",
-        tokenizer.name,
-        f"{tokenizer.vocab_size:,}",
-        dtype.name,
-        engine,
-    )
     recipe = JsonTextRecipe(
         settings.tokenizer_type,
         settings.vocab_file,
         settings.merge_file,
         settings.jsonl_keys,
         settings.append_eod,
-        dtype.name,
-        engine,
+        "int32" if settings.dataset_impl == "cached" else settings.dtype,
+        None,
         settings.on_bad_line == "skip",
         settings.on_missing_key == "skip",
         settings.ftfy,
         settings.mask_before,
     )
-    made_from = settings.made_from(tokenizer.fingerprint(), dtype.name)
-    progress = Progress(total_bytes, settings.num_docs, settings.log_interval)
-    report = _run(recipe, settings, made_from, _files(settings, dtype), progress)
+    with ExitStack() as stack:
+        # They load their tokenizers while this process loads and proves its own.
+        pool = stack.enter_context(WorkerPool(recipe, settings.workers))
+        tokenizer = build_tokenizer(
+            settings.tokenizer_type, settings.vocab_file, settings.merge_file
+        )
+        if settings.append_eod:
+            _ = tokenizer.eod  # raises, before any work, where there is none
+        dtype = _dtype(settings, tokenizer)
+        engine = tokenizer.engine
+        log.info(
+            "%s: %s ids, stored as %s; encoded by %s",
+            tokenizer.name,
+            f"{tokenizer.vocab_size:,}",
+            dtype.name,
+            engine,
+        )
+        if tokenizer.disproved:  # the workers took it on trust
+            stack.close()
+            pool = stack.enter_context(WorkerPool(replace(recipe, engine=engine), settings.workers))
+        progress = Progress(total_bytes, settings.num_docs, settings.log_interval)
+        made_from = settings.made_from(tokenizer.fingerprint(), dtype.name)
+        report = _run(pool, settings, made_from, _files(settings, dtype), progress)
     log_report(report)
     return report
 
@@ -90,7 +100,7 @@ def _files(settings: PreprocessSettings, dtype: np.dtype[np.integer]) -> list[Ou
 
 
 def _run(
-    recipe: JsonTextRecipe,
+    pool: WorkerPool,
     settings: PreprocessSettings,
     made_from: dict[str, object],
     files: Sequence[OutputFile],
@@ -109,11 +119,11 @@ def _run(
         "cached" if settings.dataset_impl == "cached" else "mmap",
         len(parts),
         alone=alone,
-        resumable=STANDARD_INPUT not in settings.inputs,
+        resumable=all(map(can_be_read_again, settings.inputs)),
         afresh=settings.overwrite,
     )
     try:
-        with work, WorkerPool(recipe, settings.workers) as pool:
+        with work:
             for number, spans in enumerate(parts):
                 if settings.partition in (None, number):
                     part = work.open_part(number, made_from)

@@ -65,7 +65,7 @@ def test_samples_cross_the_documents_in_their_order(prefix: Path) -> None:
     shuffled = train.maps.shuffle_idx.tolist()
     for place in (1, 2):  # where one document ends and the next one starts
         token = place * DOCUMENT
-        sample = train[shuffled.index(token // SEQ_LENGTH)]
+        sample = train[shuffled.index(token // SEQ_LENGTH)].tokens
         at = token % SEQ_LENGTH
         assert sample[at - 1 : at + 1].tolist() == [
             10 * order[place - 1] + 2,

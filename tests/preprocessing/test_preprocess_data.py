@@ -174,6 +174,21 @@ def test_case_5_the_number_of_workers_changes_nothing(
     assert written.doc_idx == list(range(2001))
 
 
+def test_workers_drop_an_engine_that_is_disproved(folder: Path) -> None:
+    # tiktoken's engine would join "a" and "bc" to "abc"; by these merges b and c join first.
+    pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "bc", "ab", "abc", "<|endoftext|>"]
+    vocab = {piece: index for index, piece in enumerate(pieces)}
+    slow = Tokenizer(models.BPE(vocab=vocab, merges=[("b", "c"), ("a", "b"), ("ab", "c")]))
+    slow.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    slow.save("tok.json")
+    Path("abc.jsonl").write_text('{"text": "abc"}\n')
+    said = tool(*arguments("abc.jsonl", "abc", "--workers", "2"))
+    assert "encoded by the tokenizers library (the piece 'abc' does not come from" in said
+    expected = [*slow.encode("abc").ids, vocab["<|endoftext|>"]]
+    assert dump(Path("out/abc_text_document")).documents == [expected]
+    assert expected == [vocab["a"], vocab["bc"], vocab["<|endoftext|>"]]
+
+
 def test_case_6_ids_above_65535(folder: Path) -> None:
     vocab = {f"w{i}": i for i in range(69998)} | {"<|endoftext|>": 69998, "w69999": 69999}
     save_words(Path("tok70k.json"), vocab, "<|endoftext|>")
