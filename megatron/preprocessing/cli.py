@@ -134,7 +134,12 @@ def parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--tokenizer-type", required=True, metavar="TYPE", help=f"{', '.join(TOKENIZER_TYPES)}"
     )
-    group.add_argument("--vocab-file", metavar="FILE", help="vocab.json or tokenizer.json")
+    group.add_argument(
+        "--vocab-file",
+        metavar="FILE",
+        help="vocab.json, tokenizer.json, a SentencePiece model, or for TiktokenTokenizer an encoding's "
+        "name or .tiktoken file",
+    )
     group.add_argument("--merge-file", metavar="FILE", help="merges.txt, for GPT-2's tokenizers")
     group.add_argument(
         "--append-eod",
