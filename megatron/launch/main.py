@@ -55,7 +55,13 @@ def describe(command: Command, args: NeoXArgs, plan: LaunchPlan) -> str:
     lines = [f"configuration: {files} (hash {args.hash()})", f"ranks: {plan.ranks} on this host"]
     if args.batch.train_batch_size or args.batch.train_micro_batch_size_per_gpu:
         lines.append(f"batch: {args.batch_sizes(plan.ranks).explain()}")
+    lines.append(f"attention: {_attention(args.model.attention_kinds)}")
     lines += args.notes
     lines.append("command: " + shlex.join(plan.command))
     lines.append("environment: " + " ".join(f"{key}={value}" for key, value in plan.env.items()))
     return "\n".join(lines) + "\n"
+
+
+def _attention(kinds: Sequence[str]) -> str:
+    """``global × 24``, or the kinds with their numbers."""
+    return ", ".join(f"{kind} × {kinds.count(kind)}" for kind in dict.fromkeys(kinds))

@@ -30,6 +30,7 @@ from megatron.neox_arguments.merging import Merged, apply_overrides, document_fr
 from megatron.neox_arguments.problems import Problems, closest, shown
 from megatron.neox_arguments.registry import FIELDS, SECTIONS
 from megatron.neox_arguments.rules import check_rules
+from megatron.neox_arguments.shorthands import complete_groups
 from megatron.neox_arguments.values import FrozenDict, thaw
 
 _Args = TypeVar("_Args", bound="NeoXArgs")
@@ -49,16 +50,28 @@ class NeoXArgs:
     parallelism: sections.ParallelismArgs = field(default_factory=sections.ParallelismArgs)
     batch: sections.BatchArgs = field(default_factory=sections.BatchArgs)
     model: sections.ModelArgs = field(default_factory=sections.ModelArgs)
+    variants: sections.VariantArgs = field(default_factory=sections.VariantArgs)
+    moe: sections.MoEArgs = field(default_factory=sections.MoEArgs)
+    mup: sections.MupArgs = field(default_factory=sections.MupArgs)
+    kernels: sections.KernelArgs = field(default_factory=sections.KernelArgs)
     optim: sections.OptimArgs = field(default_factory=sections.OptimArgs)
     lr_schedule: sections.LRScheduleArgs = field(default_factory=sections.LRScheduleArgs)
+    loss_scaling: sections.LossScalingArgs = field(default_factory=sections.LossScalingArgs)
     tokenizer: sections.TokenizerArgs = field(default_factory=sections.TokenizerArgs)
     data: sections.DataArgs = field(default_factory=sections.DataArgs)
+    labelled_data: sections.LabelledDataArgs = field(default_factory=sections.LabelledDataArgs)
     training: sections.TrainingArgs = field(default_factory=sections.TrainingArgs)
+    alignment: sections.AlignmentArgs = field(default_factory=sections.AlignmentArgs)
+    recomputation: sections.RecomputationArgs = field(default_factory=sections.RecomputationArgs)
     checkpointing: sections.CheckpointingArgs = field(default_factory=sections.CheckpointingArgs)
     logging: sections.LoggingArgs = field(default_factory=sections.LoggingArgs)
+    trackers: sections.TrackerArgs = field(default_factory=sections.TrackerArgs)
+    diagnostics: sections.DiagnosticsArgs = field(default_factory=sections.DiagnosticsArgs)
     textgen: sections.TextgenArgs = field(default_factory=sections.TextgenArgs)
     launch: sections.LaunchArgs = field(default_factory=sections.LaunchArgs)
     ds: sections.DeepSpeedArgs = field(default_factory=sections.DeepSpeedArgs)
+    ds_extras: sections.DeepSpeedExtrasArgs = field(default_factory=sections.DeepSpeedExtrasArgs)
+    legacy: sections.LegacyArgs = field(default_factory=sections.LegacyArgs)
     files: tuple[ConfigFile, ...] = ()
     notes: tuple[str, ...] = ()
     expected: Mapping[str, Any] = field(default_factory=FrozenDict)
@@ -156,13 +169,17 @@ class NeoXArgs:
         raise AttributeError(f"the configuration has no key {name}{hint}")
 
     def flat(self) -> dict[str, Any]:
-        """All fields by key, in plain JSON-able values."""
-        return {
-            key: thaw(getattr(getattr(self, spec.section), key)) for key, spec in FIELDS.items()
+        """All fields that work, by key, in plain JSON-able values; reading them again gives the same."""
+        values = {
+            key: thaw(getattr(getattr(self, spec.section), key))
+            for key, spec in FIELDS.items()
+            if spec.state == "works"
         }
+        complete_groups(values)
+        return values
 
     def hash(self) -> str:
-        """A short fingerprint of all fields: equal configurations have equal ones, on every host."""
+        """A short fingerprint of :meth:`flat`: equal on every host where the same run is asked for."""
         text = json.dumps(self.flat(), sort_keys=True, ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

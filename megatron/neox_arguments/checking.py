@@ -5,26 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from megatron.neox_arguments.known_keys import IGNORED, REFUSED, RUNTIME, SHORTHANDS, OtherKey
+from megatron.neox_arguments.derived import (
+    PRECISION_NAMES,
+    derive_precision,
+    derive_zero_stage,
+)
+from megatron.neox_arguments.known_keys import RUNTIME, SHORTHANDS
 from megatron.neox_arguments.merging import COMMAND_LINE, Merged, same_value
 from megatron.neox_arguments.nested_keys import GROUPS, OPTIMIZER_PARAMS
-from megatron.neox_arguments.problems import Place, Problems, closest, in_brackets, shown
-from megatron.neox_arguments.registry import FIELDS, suggestion
-from megatron.neox_arguments.typed import Mismatch, NonNegativeInt, convert
+from megatron.neox_arguments.problems import Place, Problems, closest, shown
+from megatron.neox_arguments.registry import FIELDS, FieldSpec, suggestion
+from megatron.neox_arguments.shorthands import fold_shorthands
+from megatron.neox_arguments.typed import Ignored, Mismatch, choices_of, convert
+from megatron.neox_arguments.values import thaw
 from megatron.neox_arguments.yaml_source import KeyPath
 
-_PRECISION_NAMES = {
-    "bf16": "bfloat16",
-    "float32": "fp32",
-    "float16": "fp16",
-    "half": "fp16",
+# Fields whose names are taken in any case, as GPT-NeoX takes them.
+_CASELESS: dict[str, dict[str, str]] = {
+    key: {choice.lower(): choice for choice in choices_of(FIELDS[key].annotation)}
+    for key in ("tokenizer_type", "optimizer_type")
 }
-
-RUNTIME_TYPES: dict[str, Any] = {
-    **dict.fromkeys((*RUNTIME, "iteration"), NonNegativeInt | None),
-    "is_pipe_parallel": bool | None,
-}
-_TYPED_AS_FIELDS = {path for key, path in SHORTHANDS.items() if key in FIELDS}
+_TYPED_AS_FIELDS = frozenset(SHORTHANDS.values())
 
 
 @dataclass
@@ -45,44 +46,71 @@ class Checked:
 def check_values(merged: Merged, problems: Problems) -> Checked:
     """Type every value and derive those that follow; what is wrong goes to ``problems``."""
     checked = Checked()
-    _fold_shorthands(merged, problems)
+    fold_shorthands(merged, problems)
+    _check_groups(merged, problems)
     ignored: dict[str, list[str]] = {}
-    for key, value in merged.values.items():
-        if key in FIELDS:
-            _check_field(key, merged, checked, problems)
-        elif key in SHORTHANDS:
-            pass  # folded into its group
-        elif key in RUNTIME:
-            _check_runtime_value(key, value, merged, checked, problems)
-        elif key in IGNORED:
-            if not _is_off(value, IGNORED[key]):
-                ignored.setdefault(IGNORED[key].why, []).append(key)
-        elif key in REFUSED:
-            _check_refused(key, value, merged, problems)
-        else:
+    for key in merged.values:
+        if key in RUNTIME:
+            _check_runtime_value(key, merged, checked, problems)
+        elif key not in FIELDS:
             problems.add(key, f"unknown key; {suggestion(key)}", merged.place((key,)))
+        elif FIELDS[key].mark is None:
+            _check_field(key, merged, checked, problems)
+        else:
+            _check_marked(FIELDS[key], merged, checked, ignored, problems)
     for why, keys in ignored.items():
         checked.notes.append(f"ignored: {', '.join(keys)} ({why})")
-    _check_groups(merged, problems)
-    _derive_precision(merged, checked, problems)
-    _derive_zero_stage(checked)
+    derive_precision(merged, checked.values, problems)
+    derive_zero_stage(checked.values, checked.notes)
     if checked.values.get("max_position_embeddings") is None and "seq_length" in checked.values:
         checked.values["max_position_embeddings"] = checked.values["seq_length"]
     return checked
 
 
-def _is_off(value: Any, key: OtherKey) -> bool:
-    if isinstance(value, dict) and value.get("enabled") is False:
-        return True
-    return any(same_value(value, off) for off in key.off)
-
-
-def _check_runtime_value(
-    key: str, value: Any, merged: Merged, checked: Checked, problems: Problems
+def _check_marked(
+    spec: FieldSpec,
+    merged: Merged,
+    checked: Checked,
+    ignored: dict[str, list[str]],
+    problems: Problems,
 ) -> None:
-    """A value that only a run knows is kept, to be compared then."""
+    """A field that does not act: silent where it asks for nothing, else named or refused."""
+    key, value, mark = spec.key, merged.values[spec.key], spec.mark
+    assert mark is not None
+    if value is None:
+        return
+    off = _asks_for_nothing(value, spec)
     try:
-        converted = convert(value, RUNTIME_TYPES[key])
+        checked.values[key] = convert(value, spec.annotation, merged.texts.get((key,)))
+    except Mismatch as mismatch:
+        if not off:
+            _report(mismatch, (key,), merged, problems)
+        return
+    if off:
+        return
+    if isinstance(mark, Ignored):
+        ignored.setdefault(mark.why, []).append(key)
+    else:
+        problems.add(key, f"found {shown(value)}: {mark.why}", merged.place((key,)))
+
+
+def _asks_for_nothing(value: Any, spec: FieldSpec) -> bool:
+    """Whether a field's value is an "off" one: its default, nothing, or a group that is switched off."""
+    assert spec.mark is not None
+    if isinstance(value, dict):
+        return value.get("enabled") is False or not any(value.values())
+    empty = value in ("", []) or (value is False and spec.default is not True)
+    return empty or any(
+        same_value(value, off) or (isinstance(value, int | float) and value == off)
+        for off in (thaw(spec.default), *spec.mark.off)
+    )
+
+
+def _check_runtime_value(key: str, merged: Merged, checked: Checked, problems: Problems) -> None:
+    """A value that only a run knows is kept, to be compared then."""
+    annotation = FIELDS[key].annotation if key in FIELDS else RUNTIME[key].annotation
+    try:
+        converted = convert(merged.values[key], annotation)
     except Mismatch as mismatch:
         _report(mismatch, (key,), merged, problems)
         return
@@ -90,24 +118,18 @@ def _check_runtime_value(
         checked.runtime[key] = converted
 
 
-def _check_refused(key: str, value: Any, merged: Merged, problems: Problems) -> None:
-    if not _is_off(value, REFUSED[key]):
-        place = merged.place((key,))
-        problems.add(key, f"found {shown(value)}: {REFUSED[key].why}", place)
-
-
 def _check_field(key: str, merged: Merged, checked: Checked, problems: Problems) -> None:
     value = merged.values[key]
     if key == "iteration" and merged.place((key,)) != Place(COMMAND_LINE):
         # Which checkpoint to load is said at the start of a run; a file can only expect one.
-        _check_runtime_value(key, value, merged, checked, problems)
+        _check_runtime_value(key, merged, checked, problems)
         return
-    if key == "precision" and isinstance(value, str):
-        value = _PRECISION_NAMES.get(value, value)
-    if key == "precision" and value is None:
-        return
-    if key == "optimizer_type" and isinstance(value, str):
-        value = value.lower()
+    if value is None and (FIELDS[key].default is None or key == "precision"):
+        return  # null is "not given"
+    if key == "precision":
+        value = PRECISION_NAMES.get(value, value) if isinstance(value, str) else value
+    if key in _CASELESS and isinstance(value, str):
+        value = _CASELESS[key].get(value.lower(), value)
     try:
         checked.values[key] = convert(value, FIELDS[key].annotation, merged.texts.get((key,)))
     except Mismatch as mismatch:
@@ -119,48 +141,6 @@ def _report(mismatch: Mismatch, path: KeyPath, merged: Merged, problems: Problem
     field_key = str(path[0])
     shown_path = (merged.names.get(field_key, field_key), *path[1:])
     problems.add(".".join(map(str, shown_path)), str(mismatch), merged.place(path), field_key)
-
-
-def _fold_shorthands(merged: Merged, problems: Problems) -> None:
-    """A flat key and the nested key that it is short for become one value, in both places."""
-    for key, path in SHORTHANDS.items():
-        group: Any = merged.values
-        for part in path[:-1]:
-            group = group.get(part) if isinstance(group, dict) else None
-        nested = group.get(path[-1]) if isinstance(group, dict) else None
-        flat = merged.values.get(key)
-        if flat is None:
-            if nested is not None:
-                merged.values[key] = nested
-                merged.names[key] = ".".join(path)
-                place = merged.place(path)
-                if place is not None:
-                    merged.places[(key,)] = place
-            continue
-        as_text = [str(side).lower() if isinstance(side, str) else side for side in (flat, nested)]
-        if nested is not None and not same_value(*as_text):
-            first = in_brackets(merged.place(path))
-            problems.add(
-                key,
-                f"found {shown(flat)}, but {'.'.join(path)} is {shown(nested)}{first}: keep one",
-                merged.place((key,)),
-            )
-        elif nested is None:
-            _put_nested(merged, path, flat, key)
-
-
-def _put_nested(merged: Merged, path: tuple[str, ...], value: Any, key: str) -> None:
-    group: Any = merged.values
-    for part in path[:-1]:
-        if group.get(part) is None:
-            group[part] = {}
-        group = group[part]
-        if not isinstance(group, dict):
-            return  # its own type check says so
-    group[path[-1]] = value
-    place = merged.place((key,))
-    if place is not None:
-        merged.places[path] = place
 
 
 def _check_groups(merged: Merged, problems: Problems) -> None:
@@ -198,63 +178,13 @@ def _check_group(
             )
             problems.add(".".join(map(str, here)), f"unknown key; {hint}", merged.place(here))
             continue
-        if here in _TYPED_AS_FIELDS:
-            continue  # checked under its short name
         try:
             group[key] = _plain(convert(value, table[key], merged.texts.get(here)), value)
         except Mismatch as mismatch:
-            _report(mismatch, here, merged, problems)
+            if here not in _TYPED_AS_FIELDS:  # else its short name's check says so
+                _report(mismatch, here, merged, problems)
 
 
 def _plain(converted: Any, written: Any) -> Any:
     """Whole floats that mean integers (5e8) become integers; everything else stays as written."""
     return converted if isinstance(converted, int) and isinstance(written, float) else written
-
-
-def _derive_precision(merged: Merged, checked: Checked, problems: Problems) -> None:
-    """One precision out of ``precision`` and the switches of ``bf16`` and ``fp16``."""
-    says: dict[str, str] = {}
-    written = merged.values.get("precision")
-    if isinstance(written, str):
-        says["precision"] = _PRECISION_NAMES.get(written, written)
-    for group, kind in (("fp16", "fp16"), ("bf16", "bfloat16")):
-        switch = merged.values.get(group)
-        enabled = switch.get("enabled") if isinstance(switch, dict) else None
-        if enabled is True:
-            says[f"{group}.enabled"] = kind
-        elif enabled is False and says.get("precision") == kind:
-            problems.add(
-                "precision",
-                f"is {kind}, but {group}.enabled is false{in_brackets(merged.place((group, 'enabled')))}",
-                merged.place(("precision",)),
-            )
-    if len(set(says.values())) > 1:
-        first = next(iter(says))
-        parts = [
-            f"{key} says {kind}{in_brackets(merged.place(tuple(key.split('.'))))}"
-            for key, kind in says.items()
-        ]
-        problems.add(
-            "precision",
-            f"contradiction: {', '.join(parts)}: take one out, or set its enabled to false",
-            merged.place(tuple(first.split("."))),
-        )
-    elif "fp16.enabled" in says and "precision" not in says:
-        problems.add(
-            "fp16.enabled",
-            "fp16 is not supported yet: use precision: bfloat16, and take fp16 out or disable it",
-            merged.place(("fp16", "enabled")),
-        )
-    elif "bf16.enabled" in says:
-        checked.values["precision"] = "bfloat16"
-
-
-def _derive_zero_stage(checked: Checked) -> None:
-    stage = checked.values.get("zero_stage", 0)
-    checked.values["zero_stage"] = stage
-    if checked.values.get("precision") == "bfloat16" and stage == 0:
-        checked.values["zero_stage"] = 1
-        checked.notes.append(
-            "zero_optimization.stage: 0 runs as 1, because DeepSpeed's stage 0 takes a wrong first Adam "
-            "step in half precision"
-        )

@@ -11,7 +11,6 @@ from megatron.neox_arguments.values import thaw
 if TYPE_CHECKING:
     from megatron.neox_arguments.arguments import NeoXArgs
 
-_OURS = {"deepspeed", "fp32_allreduce", "deepspeed_extra_args"}
 # DeepSpeed looks what is not its own up in torch.optim, where capitals matter.
 _OPTIMIZER_NAMES = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
 
@@ -39,20 +38,24 @@ def deepspeed_config(args: NeoXArgs, world_size: int) -> dict[str, Any]:
     }
     for item in dataclasses.fields(args.ds):
         value = getattr(args.ds, item.name)
-        if item.name in _OURS or value is None:
+        if value is None:
             continue
         config[item.name] = thaw(value)
         for foreign in NOT_DEEPSPEEDS.get(item.name, ()):
             config[item.name].pop(foreign, None)
+    if config.get("fp16", {}).get("enabled"):
+        config["fp16"]["enabled"] = (
+            False  # with type: bfloat16, an older file's way to ask for that
+        )
     if args.model.precision == "bfloat16":
         config["bf16"] = {**config.get("bf16", {}), "enabled": True}
-    if args.ds.fp32_allreduce:
+    if args.ds_extras.fp32_allreduce:
         config.setdefault("communication_data_type", "fp32")
     if args.checkpointing.use_node_local_storage:
         config["checkpoint"] = {**config.get("checkpoint", {}), "use_node_local_storage": True}
     if args.optim.name == "sgd" and args.optim.zero_stage > 0:
         config.setdefault("zero_allow_untested_optimizer", True)
-    config.update(thaw(args.ds.deepspeed_extra_args or {}))
+    config.update(thaw(args.ds_extras.deepspeed_extra_args or {}))
     return config
 
 

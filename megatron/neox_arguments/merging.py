@@ -82,11 +82,15 @@ def _merge_one(merged: Merged, document: Document, problems: Problems, *, may_re
     for written, value in document.values.items():
         key = ALIASES.get(written, written)
         here = document.place((written,))
-        if key in merged.values:
+        if key in merged.values and not (
+            merged.values[key] is None and merged.names[key] != written
+        ):
             first = merged.places[(key,)]
             other_name = merged.names.get(key, key) != written
             if (may_repeat or other_name) and same_value(value, merged.values[key]):
                 continue
+            if other_name and value is None:
+                continue  # null is "not given"
             known_as = f" as {merged.names.get(key, key)}" if other_name else ""
             where = f" in {first}" if first.source else ""
             what = f"given twice, first{where}{known_as}"

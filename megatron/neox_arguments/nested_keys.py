@@ -45,6 +45,7 @@ GROUPS: dict[str, dict[str, Any]] = {
     "fp16": {
         "enabled": bool,
         "fp16": bool,
+        "type": Literal["fp16", "bfloat16", "bf16"],
         "auto_cast": bool,
         "loss_scale": NonNegativeFloat,
         "initial_scale_power": NonNegativeInt,
@@ -145,7 +146,7 @@ GROUPS: dict[str, dict[str, Any]] = {
 # Accepted above because public files write them; DeepSpeed would stop at them, and they say nothing that
 # another key does not say.
 NOT_DEEPSPEEDS: dict[str, frozenset[str]] = {
-    "fp16": frozenset({"fp16"}),
+    "fp16": frozenset({"fp16", "type"}),
     "bf16": frozenset(
         {
             "bf16",

@@ -4,44 +4,58 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from megatron.neox_arguments import sections
-from megatron.neox_arguments.known_keys import (
-    ALIASES,
-    IGNORED,
-    REFUSED,
-    RENAMED,
-    RUNTIME,
-    SHORTHANDS,
-)
+from megatron.neox_arguments.known_keys import ALIASES, RENAMED, RUNTIME
 from megatron.neox_arguments.problems import closest
+from megatron.neox_arguments.typed import Ignored, Refused
 
 SECTIONS: dict[str, type[Any]] = {
     "parallelism": sections.ParallelismArgs,
     "batch": sections.BatchArgs,
     "model": sections.ModelArgs,
+    "variants": sections.VariantArgs,
+    "moe": sections.MoEArgs,
+    "mup": sections.MupArgs,
+    "kernels": sections.KernelArgs,
     "optim": sections.OptimArgs,
     "lr_schedule": sections.LRScheduleArgs,
+    "loss_scaling": sections.LossScalingArgs,
     "tokenizer": sections.TokenizerArgs,
     "data": sections.DataArgs,
+    "labelled_data": sections.LabelledDataArgs,
     "training": sections.TrainingArgs,
+    "alignment": sections.AlignmentArgs,
+    "recomputation": sections.RecomputationArgs,
     "checkpointing": sections.CheckpointingArgs,
     "logging": sections.LoggingArgs,
+    "trackers": sections.TrackerArgs,
+    "diagnostics": sections.DiagnosticsArgs,
     "textgen": sections.TextgenArgs,
     "launch": sections.LaunchArgs,
     "ds": sections.DeepSpeedArgs,
+    "ds_extras": sections.DeepSpeedExtrasArgs,
+    "legacy": sections.LegacyArgs,
 }
 
 
 @dataclass(frozen=True)
 class FieldSpec:
-    """One field of one section."""
+    """One field of one section. ``mark`` is None for a field that works."""
 
     section: str
     key: str
     annotation: Any
     default: Any
+    mark: Ignored | Refused | None = None
+
+    @property
+    def state(self) -> Literal["works", "ignored", "refused"]:
+        """What a value other than "off" does."""
+        if self.mark is None:
+            return "works"
+        return "ignored" if isinstance(self.mark, Ignored) else "refused"
 
 
 def _fields() -> dict[str, FieldSpec]:
@@ -50,14 +64,21 @@ def _fields() -> dict[str, FieldSpec]:
         hints = get_type_hints(cls, include_extras=True)
         for item in dataclasses.fields(cls):
             assert item.name not in specs, f"{item.name} is a field of two sections"
-            specs[item.name] = FieldSpec(name, item.name, hints[item.name], item.default)
+            annotation = hints[item.name]
+            specs[item.name] = FieldSpec(
+                name, item.name, annotation, item.default, _mark(annotation)
+            )
     return specs
 
 
+def _mark(annotation: Any) -> Ignored | Refused | None:
+    if get_origin(annotation) is Annotated:
+        return next((m for m in get_args(annotation) if isinstance(m, Ignored | Refused)), None)
+    return None
+
+
 FIELDS: dict[str, FieldSpec] = _fields()
-KNOWN_KEYS: frozenset[str] = frozenset(
-    {*FIELDS, *ALIASES, *IGNORED, *REFUSED, *RUNTIME, *SHORTHANDS}
-)
+KNOWN_KEYS: frozenset[str] = frozenset({*FIELDS, *ALIASES, *RUNTIME})
 
 
 def meant_key(key: str) -> str | None:

@@ -18,7 +18,7 @@ from megatron.neox_arguments.batch_sizes import (
 from megatron.neox_arguments.merging import Merged
 from megatron.neox_arguments.nested_keys import NOT_DEEPSPEEDS
 from megatron.neox_arguments.problems import Problems, shown
-from megatron.neox_arguments.registry import KNOWN_KEYS, field_default, meant_key
+from megatron.neox_arguments.registry import KNOWN_KEYS, meant_key
 from megatron.neox_arguments.sections.model import ATTENTION_KINDS, expand_attention_config
 
 if TYPE_CHECKING:
@@ -333,39 +333,17 @@ def _prompts_are_given(args: NeoXArgs) -> Iterator[Finding]:
         yield "sample_input_file", "missing: text_gen_type is input-file"
 
 
-@_rule("eval_tasks")
-def _no_eval_tasks(args: NeoXArgs) -> Iterator[Finding]:
-    if args.textgen.eval_tasks:
-        yield (
-            "eval_tasks",
-            "benchmarks are not supported yet: eval.py measures loss, perplexity and bits per byte",
-        )
-
-
 # DeepSpeed's sections.
 
-_SWITCHED = {
-    "torch_autocast": "use precision: bfloat16",
-    "data_efficiency": "samples have one fixed order",
-    "autotuning": "not supported yet",
-}
 # DeepSpeed stops on these even where they ask for nothing.
 _REMOVED_FROM_DEEPSPEED = frozenset(
     {"nebula", "quantize_training", "eigenvalue", "graph_harvesting", "progressive_layer_drop"}
 )
 
 
-@_rule("deepspeed", "scheduler", *_SWITCHED, "deepspeed_extra_args")
+@_rule("deepspeed_extra_args")
 def _deepspeed_fits(args: NeoXArgs) -> Iterator[Finding]:
-    if not args.ds.deepspeed:
-        yield "deepspeed", "is false, but training always runs through DeepSpeed: take it out"
-    if args.ds.scheduler:
-        yield "scheduler", "is refused: lr_decay_style, warmup and min_lr set the learning rate"
-    for key, instead in _SWITCHED.items():
-        group = getattr(args.ds, key)
-        if group and group.get("enabled", True) is not False:
-            yield key, f"is switched on, which is refused: {instead}"
-    for key in args.ds.deepspeed_extra_args or {}:
+    for key in args.ds_extras.deepspeed_extra_args or {}:
         if key in KNOWN_KEYS:
             yield (
                 f"deepspeed_extra_args.{key}",
@@ -414,23 +392,10 @@ def _notes(args: NeoXArgs) -> Iterator[str]:
     pipe, model = args.parallelism.pipe_parallel_size, args.model
     if pipe == 1:
         yield "pipe_parallel_size: 1 runs the plain form, without a pipeline engine, as 0 does"
-    if pipe <= 1 and args.parallelism.pipe_partition_method != field_default(
-        "pipe_partition_method"
-    ):
-        yield "ignored: pipe_partition_method (there is one pipeline stage)"
-    if args.launch.launcher != field_default("launcher"):
-        yield "ignored: launcher (starts are on one host for now)"
-    if args.logging.git_hash is not None:
-        yield "ignored: git_hash (a run says for itself what it runs)"
-    for key in ("no_save_rng", "no_load_rng"):
-        if getattr(args.checkpointing, key):
-            yield f"ignored: {key} (seeds follow from the step: there is no generator state to keep)"
     for group, foreign in NOT_DEEPSPEEDS.items():
         written = [f"{group}.{key}" for key in getattr(args.ds, group) or {} if key in foreign]
         if written:
             yield f"ignored: {', '.join(written)} (DeepSpeed has no such option)"
-    if any((args.ds.activation_checkpointing or {}).values()):
-        yield "ignored: activation_checkpointing (activations are recomputed by PyTorch)"
     if args.data.pack_impl == "packed" and not args.data.allow_chopped:
         yield "ignored: allow_chopped (pack_impl: packed cuts documents wherever a sample ends)"
     if model.bias_gelu_fusion and model.activation != "gelu":

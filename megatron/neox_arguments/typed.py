@@ -1,8 +1,8 @@
 """From what a file says to what a field holds: one small interpreter of the fields' annotations.
 
 A field's type is its annotation, nothing else: ``int``, ``float``, ``bool``, ``str``, ``Literal``,
-``dict[str, Any]``, ``tuple[X, ...]``, unions with ``None``, and :class:`Range` or :class:`NotYet`
-through ``Annotated``.
+``dict[str, Any]``, ``tuple[X, ...]``, unions with ``None``, and through ``Annotated`` :class:`Range`,
+:class:`NotYet`, and the two marks of a field that does not act, :class:`Ignored` and :class:`Refused`.
 """
 
 from __future__ import annotations
@@ -48,6 +48,32 @@ class NotYet:
     """Choices that GPT-NeoX documents and this project lacks: known, and refused as such."""
 
     choices: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Ignored:
+    """Marks a field that changes nothing here: named once at the start, with the reason.
+
+    Attributes:
+        why: the reason.
+        off: values that ask for nothing, beside the default, null, and an empty or disabled group.
+    """
+
+    why: str
+    off: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Marks a field that asks for what is not here: any value that asks for something stops the start.
+
+    Attributes:
+        why: what is not here, and what to do instead.
+        off: values that ask for nothing, beside the default, null, and an empty or disabled group.
+    """
+
+    why: str
+    off: tuple[Any, ...] = ()
 
 
 PositiveInt = Annotated[int, Range(low=1)]
@@ -225,8 +251,21 @@ def describe(annotation: Any) -> str:
     return _NAMES.get(annotation, str(annotation))
 
 
+def choices_of(annotation: Any) -> tuple[Any, ...]:
+    """All values that a field of choices may have, and those that are known but not here yet."""
+    if get_origin(annotation) is Annotated:
+        base, *marks = get_args(annotation)
+        later = [choice for m in marks if isinstance(m, NotYet) for choice in m.choices]
+        return (*choices_of(base), *later)
+    if get_origin(annotation) in (Union, types.UnionType):
+        return tuple(choice for member in get_args(annotation) for choice in choices_of(member))
+    return get_args(annotation) if get_origin(annotation) is Literal else ()
+
+
 def takes_text(annotation: Any) -> bool:
     """Whether a field of this type is a text (or null)."""
+    if get_origin(annotation) is Annotated:
+        return takes_text(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):
         return set(get_args(annotation)) == {str, type(None)}
     return annotation is str

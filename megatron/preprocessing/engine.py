@@ -83,8 +83,8 @@ def preprocess(settings: PreprocessSettings) -> Report:
         if tokenizer.disproved:  # the workers took it on trust
             stack.close()
             pool = stack.enter_context(WorkerPool(replace(recipe, engine=engine), settings.workers))
-        progress = Progress(total_bytes, settings.num_docs, settings.log_interval)
         made_from = settings.made_from(tokenizer.fingerprint(), dtype.name)
+        progress = Progress(total_bytes, settings.num_docs, settings.log_interval)
         report = _run(pool, settings, made_from, _files(settings, dtype), progress)
     log_report(report)
     return report

@@ -129,7 +129,7 @@ class Reporter:
                 tokens_per_sec,
                 self._flops_per_token,
                 self._parts.world.size,
-                peak_flops(device_name(device)),
+                _device_peak(args, device_name(device)),
             ),
         )
         log.info("%s", interval_line(line))
@@ -234,6 +234,12 @@ def run_facts(
             checkpoint_activations=args.training.checkpoint_activations,
         ),
     )
+
+
+def _device_peak(args: NeoXArgs, name: str) -> float | None:
+    """FLOP/s that one device could compute: as the configuration says, else by its name."""
+    written = args.logging.peak_theoretical_tflops
+    return written * 1e12 if written is not None else peak_flops(name)
 
 
 def _flops_per_token(args: NeoXArgs, model: nn.Module) -> float:

@@ -142,6 +142,12 @@ def test_half_precision_switches_bf16_on_and_stage_0_to_1() -> None:
     assert config["zero_optimization"] == {"stage": 1, "reduce_scatter": True}
 
 
+def test_an_older_files_way_to_ask_for_bfloat16() -> None:
+    config = deepspeed(precision=..., fp16={"type": "bfloat16", "enabled": True, "loss_scale": 0})
+    assert config["fp16"] == {"enabled": False, "loss_scale": 0}
+    assert config["bf16"] == {"enabled": True}
+
+
 def test_deepspeed_takes_what_public_files_write_into_the_precision_groups() -> None:
     from deepspeed.runtime.config import DeepSpeedConfig
 

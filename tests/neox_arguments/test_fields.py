@@ -93,7 +93,7 @@ def problems(**changes: Any) -> list[str]:
         ({"batch_size": 3}, "batch_size: given twice, first as train_micro_batch_size_per_gpu"),
         ({"clip_grad": -1}, "clip_grad: found -1, expected a number from 0"),
         ({"lr": 0.5}, "lr: found 0.5, but optimizer.params.lr is 0.001"),
-        ({"world_size": "two"}, 'world_size: found "two", expected a whole number from 0'),
+        ({"world_size": "two"}, 'world_size: found "two", expected a whole number from 1'),
     ],
 )
 def test_what_does_not_fit(changes: dict[str, Any], line: str) -> None:
@@ -145,7 +145,7 @@ def test_flat_reading() -> None:
     assert args.hidden_size == args.model.hidden_size == 32
     assert args.launcher == "pdsh"
     assert args.flat()["optimizer"] == small()["optimizer"] | {
-        "params": {"lr": 0.001, "betas": [0.9, 0.95], "eps": 1.0e-8}
+        "params": {"lr": 0.001, "betas": [0.9, 0.95], "eps": 1.0e-8, "weight_decay": 0.1}
     }
     with pytest.raises(AttributeError, match="no key hiden_size; did you mean hidden_size"):
         _ = args.hiden_size
@@ -182,6 +182,7 @@ def test_ignored_keys_are_named_once_with_the_reason() -> None:
         "partition_activations": True,
         "use_wandb": True,
         "wandb_project": "neox",
+        "wandb_team": "us",
         "te_fp8_format": "hybrid",
         "pipe_parallel_size": 1,
         "no_load_rng": True,
@@ -192,12 +193,12 @@ def test_ignored_keys_are_named_once_with_the_reason() -> None:
         f"ignored: scaled_upper_triang_masked_softmax_fusion, layernorm_fusion ({kernels})" in notes
     )
     assert (
-        "ignored: use_wandb, wandb_project (metrics go to metrics.jsonl and TensorBoard for now)"
+        "ignored: use_wandb, wandb_team (metrics go to metrics.jsonl and TensorBoard for now)"
         in notes
     )
     assert any(note.startswith("pipe_parallel_size: 1 runs the plain form") for note in notes)
     assert not any("rope_fusion" in note for note in notes)
-    assert len(notes) == 6
+    assert len(notes) == 5
 
 
 @pytest.mark.parametrize(

@@ -123,16 +123,16 @@ def refusal(**changes: Any) -> str:
             {"text_gen_type": "input-file"},
             "sample_input_file: missing: text_gen_type is input-file",
         ),
-        ({"deepspeed": False}, "deepspeed: is false"),
+        ({"deepspeed": False}, "deepspeed: found false: training always runs through"),
         (
             {"scheduler": {"type": "WarmupLR"}},
-            "scheduler: is refused: lr_decay_style, warmup and min_lr",
+            "scheduler: found {'type': 'WarmupLR'}: lr_decay_style, warmup and min_lr",
         ),
         (
             {"elasticity": {"enabled": True}},
             "elasticity: found {'enabled': True}: the batch keys set",
         ),
-        ({"autotuning": {"enabled": True}}, "autotuning: is switched on, which is refused"),
+        ({"autotuning": {"enabled": True}}, "autotuning: found {'enabled': True}: not supported"),
         (
             {"deepspeed_extra_args": {"nebula": {}}},
             "deepspeed_extra_args.nebula: DeepSpeed no longer has it",
@@ -195,6 +195,8 @@ def test_rules_and_types_come_together() -> None:
             1,
         ),
         ({"precision": "fp32", "zero_optimization": {"stage": 1}}, "fp32", 1),
+        ({"precision": ..., "fp16": {"type": "bfloat16", "enabled": True}}, "bfloat16", 1),
+        ({"precision": "bf16", "fp16": {"type": "bfloat16", "enabled": True}}, "bfloat16", 1),
     ],
 )
 def test_precision(changes: dict[str, Any], precision: str, stage: int) -> None:
@@ -218,10 +220,17 @@ def test_precision(changes: dict[str, Any], precision: str, stage: int) -> None:
         ),
         ({"precision": ..., "fp16": {"enabled": True}}, "fp16.enabled: fp16 is not supported yet"),
         (
+            {"precision": "fp32", "fp16": {"type": "bf16", "enabled": True}},
+            "precision: contradiction: precision says fp32, fp16.enabled says bfloat16",
+        ),
+        (
             {"precision": "fp16"},
             "precision: fp16 is not supported yet; choose one of fp32, bfloat16",
         ),
-        ({"torch_autocast": {"enabled": True}}, "torch_autocast: is switched on, which is refused"),
+        (
+            {"torch_autocast": {"enabled": True}},
+            "torch_autocast: found {'enabled': True}: not used",
+        ),
         (
             {"amp": {"enabled": True}},
             "amp: found {'enabled': True}: DeepSpeed no longer has it",

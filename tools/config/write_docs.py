@@ -18,15 +18,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from megatron.neox_arguments.known_keys import (  # noqa: E402 - needs ROOT on the path first
-    ALIASES,
-    IGNORED,
-    REFUSED,
-    RUNTIME,
-    SHORTHANDS,
-    OtherKey,
-)
-from megatron.neox_arguments.registry import FIELDS, SECTIONS  # noqa: E402
+from megatron.neox_arguments.known_keys import ALIASES, RUNTIME, SHORTHANDS  # noqa: E402 - needs ROOT
+from megatron.neox_arguments.registry import FIELDS, SECTIONS, FieldSpec  # noqa: E402
 from megatron.neox_arguments.typed import describe  # noqa: E402
 from megatron.neox_arguments.values import thaw  # noqa: E402
 
@@ -37,9 +30,10 @@ HEAD = """\
 
 Made by `python tools/config/write_docs.py` from `megatron/neox_arguments/`; do not edit.
 
-A key of GPT-NeoX is in one of three states here. It *works*: it stands in one of the sections below. It is
-*ignored*: accepted, and named once at the start with the reason. Or it is *refused*: it asks for something
-that is not here, and the run does not start. Keys may be written with `-` or `_`.
+A key of GPT-NeoX is in one of three states here. It *works*. It is *ignored*: accepted, and named once at the
+start with the reason. Or it is *refused*: it asks for something that is not here, and the run does not start.
+A key that does not work may always have its default, `null`, or be a group that is empty or says
+`enabled: false`: that asks for nothing, and nothing is said. Keys may be written with `-` or `_`.
 """
 
 
@@ -80,25 +74,24 @@ def section_table(name: str, cls: type[Any]) -> list[str]:
         "",
         summary,
         "",
-        "| key | type | default | meaning |",
-        "|---|---|---|---|",
+        "| key | state | type | default | meaning |",
+        "|---|---|---|---|---|",
     ]
     texts = field_texts(cls)
     for item in dataclasses.fields(cls):
-        kind = describe(FIELDS[item.name].annotation).replace(", or null", "")
-        cells = (f"`{item.name}`", kind, f"`{shown_default(item.default)}`", texts[item.name])
+        spec = FIELDS[item.name]
+        kind = describe(spec.annotation).replace(", or null", "")
+        text = f"{texts[item.name]} {_why(spec)}".rstrip()
+        cells = (f"`{item.name}`", spec.state, kind, f"`{shown_default(item.default)}`", text)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return [*lines, ""]
 
 
-def other_table(title: str, keys: dict[str, OtherKey]) -> list[str]:
-    """Ignored or refused keys, those with one reason in one row."""
-    by_reason: dict[str, list[str]] = {}
-    for key, other in keys.items():
-        by_reason.setdefault(other.why, []).append(f"`{key}`")
-    lines = [f"## {title}", "", "| keys | why |", "|---|---|"]
-    lines += [f"| {', '.join(names)} | {why} |" for why, names in by_reason.items()]
-    return [*lines, ""]
+def _why(spec: FieldSpec) -> str:
+    """Why a field does not work, as a sentence."""
+    if spec.mark is None:
+        return ""
+    return f"{spec.state.capitalize()}: {spec.mark.why}."
 
 
 def document() -> str:
@@ -106,13 +99,17 @@ def document() -> str:
     lines = [HEAD]
     for name, cls in SECTIONS.items():
         lines += section_table(name, cls)
-    lines += ["## other names", "", "| key | the same as |", "|---|---|"]
+    lines += ["## other names", "", "They work, as the key that they stand for.", ""]
+    lines += ["| key | the same as |", "|---|---|"]
     lines += [f"| `{alias}` | `{key}` |" for alias, key in ALIASES.items()]
     lines += [f"| `{key}` | `{'.'.join(path)}` |" for key, path in SHORTHANDS.items()]
     lines += ["", "## known at run time only", ""]
     lines += ["One that is written in a file is compared with the run, not obeyed.", ""]
-    lines += [f"- `{key}`: {text}" for key, text in RUNTIME.items()]
-    lines += ["", *other_table("ignored", IGNORED), *other_table("refused", REFUSED)]
+    lines += ["| key | state | type | meaning |", "|---|---|---|---|"]
+    lines += [
+        f"| `{key}` | works | {describe(value.annotation)} | {value.text} |"
+        for key, value in RUNTIME.items()
+    ]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from megatron.neox_arguments.typed import PositiveFloat
+from megatron.neox_arguments.typed import (
+    Ignored,
+    NonNegativeInt,
+    PositiveFloat,
+    Refused,
+)
+
+Group = dict[str, Any] | None
+_REMOVED = Refused("DeepSpeed no longer has it: take it out")
 
 
 @dataclass(frozen=True)
@@ -13,14 +21,10 @@ class DeepSpeedArgs:
     """Keys of DeepSpeed's configuration that no other section holds. Whatever is written here reaches
     DeepSpeed with the value that is written."""
 
-    deepspeed: bool = True
-    """Always true: training runs through DeepSpeed's engine."""
-
-    scheduler: dict[str, Any] | None = None
-    """DeepSpeed's learning-rate schedule. Refused: `lr_decay_style`, `warmup` and `min_lr` set it."""
-
-    fp32_allreduce: bool = False
-    """true averages gradients in fp32: `communication_data_type: fp32` in DeepSpeed's words."""
+    scheduler: Annotated[
+        Group, Refused("lr_decay_style, warmup and min_lr set the learning rate: take it out")
+    ] = None
+    """DeepSpeed's learning-rate schedule."""
 
     prescale_gradients: bool = False
     """Scale gradients before they are summed over ranks instead of after."""
@@ -28,14 +32,16 @@ class DeepSpeedArgs:
     gradient_predivide_factor: PositiveFloat = 1.0
     """With `prescale_gradients`: divide gradients by this before they are summed."""
 
-    fp16: dict[str, Any] | None = None
+    fp16: Group = None
     """DeepSpeed's half precision with loss scaling. `enabled: true` is refused for now."""
 
-    bf16: dict[str, Any] | None = None
+    bf16: Group = None
     """DeepSpeed's bfloat16; `enabled` must agree with `precision`."""
 
-    torch_autocast: dict[str, Any] | None = None
-    """Automatic casting. `enabled: true` is refused: use `precision: bfloat16`."""
+    torch_autocast: Annotated[
+        Group, Refused("not used here: take it out, and use precision: bfloat16")
+    ] = None
+    """Automatic casting."""
 
     communication_data_type: Literal["fp32", "fp16", "bf16", "bfp16"] | None = None
     """Type in which gradients travel. Default: that of the gradients."""
@@ -43,7 +49,7 @@ class DeepSpeedArgs:
     seq_parallel_communication_data_type: Literal["fp32", "fp16", "bf16", "bfp16"] | None = None
     """Type in which sequence-parallel gradients travel."""
 
-    data_types: dict[str, Any] | None = None
+    data_types: Group = None
     """DeepSpeed's `grad_accum_dtype` and its like."""
 
     zero_allow_untested_optimizer: bool | None = None
@@ -52,12 +58,13 @@ class DeepSpeedArgs:
     zero_force_ds_cpu_optimizer: bool | None = None
     """Insist on DeepSpeed's own Adam when the optimizer is offloaded."""
 
-    checkpoint: dict[str, Any] | None = None
+    checkpoint: Group = None
     """DeepSpeed's checkpoint options; `use_node_local_storage` sets the key of that name."""
 
-    activation_checkpointing: dict[str, Any] | None = None
-    """Options of DeepSpeed's activation checkpointing. Ignored, and said so: activations are recomputed by
-    PyTorch, see `checkpoint_activations`."""
+    activation_checkpointing: Annotated[Group, Ignored("activations are recomputed by PyTorch")] = (
+        None
+    )
+    """Options of DeepSpeed's activation checkpointing; `checkpoint_activations` works."""
 
     dump_state: bool = False
     """Print DeepSpeed's engine state at the start."""
@@ -65,29 +72,68 @@ class DeepSpeedArgs:
     memory_breakdown: bool | None = None
     """DeepSpeed's report of memory at each stage of a step."""
 
-    flops_profiler: dict[str, Any] | None = None
+    flops_profiler: Group = None
     """DeepSpeed's FLOPs profiler."""
 
-    comms_logger: dict[str, Any] | None = None
+    comms_logger: Group = None
     """DeepSpeed's log of collectives."""
 
-    tensorboard: dict[str, Any] | None = None
+    tensorboard: Group = None
     """DeepSpeed's own TensorBoard writer, beside this project's `tensorboard_dir`."""
 
-    wandb: dict[str, Any] | None = None
+    wandb: Group = None
     """DeepSpeed's own Weights & Biases writer."""
 
-    csv_monitor: dict[str, Any] | None = None
+    csv_monitor: Group = None
     """DeepSpeed's own CSV writer."""
 
-    aio: dict[str, Any] | None = None
+    aio: Group = None
     """DeepSpeed's asynchronous file access."""
 
-    data_efficiency: dict[str, Any] | None = None
-    """DeepSpeed's data sampling and routing. `enabled: true` is refused: samples have one fixed order."""
+    data_efficiency: Annotated[Group, Refused("samples have one fixed order: take it out")] = None
+    """DeepSpeed's data sampling and routing."""
 
-    autotuning: dict[str, Any] | None = None
-    """DeepSpeed's search for settings. `enabled: true` is refused for now."""
+    autotuning: Annotated[Group, Refused("not supported yet: take it out")] = None
+    """DeepSpeed's search for settings."""
 
-    deepspeed_extra_args: dict[str, Any] | None = None
-    """More keys for DeepSpeed's configuration, of any name; they stand at its top level."""
+
+@dataclass(frozen=True)
+class DeepSpeedExtrasArgs:
+    """How DeepSpeed's configuration is put together, and keys that DeepSpeed no longer has."""
+
+    deepspeed: Annotated[bool, Refused("training always runs through DeepSpeed: take it out")] = (
+        True
+    )
+    """Whether training runs through DeepSpeed's engine."""
+
+    deepspeed_extra_args: Group = None
+    """More keys for DeepSpeed's configuration; they stand at its top level."""
+
+    fp32_allreduce: bool = False
+    """true averages gradients in fp32: `communication_data_type: fp32` in DeepSpeed's words."""
+
+    sparse_gradients: Annotated[
+        bool,
+        Refused("DeepSpeed no longer has it: gradients of embeddings are exchanged whole"),
+    ] = False
+    """Whether only touched rows of the embedding's gradient travel."""
+
+    amp: Annotated[Group, _REMOVED] = None
+    """Apex's mixed precision."""
+
+    sparse_attention: Annotated[Group, _REMOVED] = None
+    """DeepSpeed's sparse attention."""
+
+    compression_training: Annotated[Group, _REMOVED] = None
+    """Quantisation and pruning while training."""
+
+    elasticity: Annotated[Group, Refused("the batch keys set the batch: take it out")] = None
+    """Batch sizes that follow the number of ranks."""
+
+    curriculum_learning: Annotated[Group, Refused("sequence lengths are fixed: take it out")] = None
+    """Sequences that grow while training."""
+
+    curriculum_seqlen: Annotated[
+        NonNegativeInt, Ignored("has a meaning with curriculum_learning only")
+    ] = 0
+    """Their length now, which GPT-NeoX keeps there."""

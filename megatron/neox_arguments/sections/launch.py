@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from megatron.neox_arguments.typed import PositiveInt, Range
+from megatron.neox_arguments.typed import Ignored, PositiveInt, Range, Refused
+
+_ONE_HOST = Ignored("starts are on one host for now")
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,19 @@ class LaunchArgs:
     master_addr: str | None = None
     """Address at which the ranks meet. Default: this host."""
 
-    launcher: Literal["pdsh", "openmpi", "mvapich", "slurm", "mpich", "impi"] = "pdsh"
+    launcher: Annotated[
+        Literal["pdsh", "openmpi", "mvapich", "slurm", "mpich", "impi"], _ONE_HOST
+    ] = "pdsh"
     """What starts processes on other hosts; has a meaning with more than one."""
+
+    no_ssh_check: Annotated[bool, _ONE_HOST] = False
+    """Whether hosts are used without a look at them first."""
+
+    comment: Annotated[str | None, _ONE_HOST] = None
+    """Comment on a job that goes to Slurm."""
+
+    account: Annotated[str | None, _ONE_HOST] = None
+    """Account that a job of Slurm's is charged to."""
 
     force_multi: bool = False
     """Start one host as if it were several. Refused for now."""
@@ -47,3 +60,6 @@ class LaunchArgs:
     deepspeed_slurm: bool = False
     """Start through Slurm. Refused by `deepy.py` for now; `train.py` itself runs under any launcher that
     sets RANK."""
+
+    autotuning_run: Annotated[str | None, Refused("not supported yet: take it out")] = None
+    """Mode of DeepSpeed's search for settings, `tune` or `run`."""

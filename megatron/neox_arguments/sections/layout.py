@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from megatron.neox_arguments.typed import NonNegativeInt, PositiveInt
+from megatron.neox_arguments.typed import Ignored, NonNegativeInt, PositiveInt
 
 
 @dataclass(frozen=True)
@@ -18,8 +19,15 @@ class ParallelismArgs:
     model_parallel_size: PositiveInt = 1
     """Tensor-parallel ranks that share each layer. Only 1 for now."""
 
-    pipe_partition_method: str = "type:transformer|mlp"
+    pipe_partition_method: Annotated[str, Ignored("there is one pipeline stage")] = (
+        "type:transformer|mlp"
+    )
     """How layers are dealt out to pipeline stages; has a meaning with `pipe_parallel_size` above 1 only."""
+
+    sequence_parallel: Annotated[
+        bool, Ignored("nothing is split along the sequence while model_parallel_size is 1")
+    ] = False
+    """Whether tensor-parallel ranks split norms and dropout along the sequence."""
 
     @property
     def ranks_per_replica(self) -> int:

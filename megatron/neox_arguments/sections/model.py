@@ -10,6 +10,7 @@ from megatron.neox_arguments.typed import (
     NotYet,
     PositiveFloat,
     PositiveInt,
+    Range,
     Share,
 )
 
@@ -41,7 +42,7 @@ class ModelArgs:
     """Type of the weights that compute. `bf16: {enabled: true}` says the same as `bfloat16`; the two
     must agree. `fp16` is refused for now."""
 
-    num_layers: PositiveInt = _FILLED_IN
+    num_layers: Annotated[int, Range(low=1, high=10_000)] = _FILLED_IN
     """Transformer layers. Required."""
 
     hidden_size: PositiveInt = _FILLED_IN

@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from megatron.neox_arguments.typed import NonNegativeFloat, NonNegativeInt, NotYet, Share
+from megatron.neox_arguments.typed import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    NotYet,
+    Refused,
+    Share,
+)
 
 # What GPT-NeoX fills in where `optimizer.params` is silent.
 DEFAULT_LR = 1e-3
@@ -44,6 +50,23 @@ class OptimArgs:
 
     zero_stage: NonNegativeInt = 0
     """Short for `zero_optimization.stage`. In the checked configuration: the stage that runs."""
+
+    zero_reduce_scatter: bool | None = None
+    """Short for `zero_optimization.reduce_scatter`: each rank gets the gradients of its own share only."""
+
+    zero_contiguous_gradients: bool | None = None
+    """Short for `zero_optimization.contiguous_gradients`: gradients are copied into one block of memory."""
+
+    zero_reduce_bucket_size: NonNegativeInt | None = None
+    """Short for `zero_optimization.reduce_bucket_size`: numbers that are reduced at once."""
+
+    zero_allgather_bucket_size: NonNegativeInt | None = None
+    """Short for `zero_optimization.allgather_bucket_size`: numbers that are gathered at once."""
+
+    use_bnb_optimizer: Annotated[
+        bool, Refused("bitsandbytes is not used here: take it out, and choose adam, adamw or sgd")
+    ] = False
+    """Whether Adam is that of bitsandbytes, with its state in 8 bits."""
 
     @property
     def name(self) -> str:

@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from megatron.neox_arguments.typed import NonNegativeInt, NotYet, PositiveFloat, PositiveInt, Range
+from megatron.neox_arguments.typed import (
+    Ignored,
+    NonNegativeInt,
+    NotYet,
+    PositiveFloat,
+    PositiveInt,
+    Range,
+    Refused,
+)
+
+_NO_STATE = Ignored("seeds follow from the step: there is no generator state to keep")
 
 
 @dataclass(frozen=True)
@@ -82,11 +92,23 @@ class CheckpointingArgs:
     no_load_optim: bool = False
     """Leave the checkpoint's optimizer state alone."""
 
-    no_save_rng: bool = False
-    """Save no random-generator state. Runs here need none: their seeds follow from the step."""
+    no_save_rng: Annotated[bool, _NO_STATE] = False
+    """Save no random-generator state."""
 
-    no_load_rng: bool = False
-    """Leave the checkpoint's random-generator state alone. Runs here need none."""
+    no_load_rng: Annotated[bool, _NO_STATE] = False
+    """Leave the checkpoint's random-generator state alone."""
+
+    checkpoint_validation_with_forward_pass: Annotated[
+        bool,
+        Refused("not supported yet: a checkpoint's manifest is checked at load instead"),
+    ] = False
+    """Whether a loaded model is compared with logits that were saved with it."""
+
+    s3_path: Annotated[str | None, Refused("not supported yet: take it out")] = None
+    """Bucket that checkpoints are copied to."""
+
+    s3_chunk_size: Annotated[PositiveInt, Ignored("has a meaning with s3_path only")] = 104857600
+    """Bytes that are sent to it at once."""
 
     iteration: NonNegativeInt | None = None
     """Step of the checkpoint to load instead of the latest; set it with `--iteration`. In a file it is
@@ -129,5 +151,6 @@ class LoggingArgs:
     wall_clock_breakdown: bool = False
     """DeepSpeed's timing of forward, backward and step."""
 
-    git_hash: str | None = None
-    """Version of the code, as GPT-NeoX writes it into its own configurations. Ignored, and said so."""
+    peak_theoretical_tflops: PositiveFloat | None = None
+    """What one device could compute, in 10^12 floating-point operations a second: the MFU of the log is
+    the share of it that is used. Default: the maker's number, for GPUs that are known."""

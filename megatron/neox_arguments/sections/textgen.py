@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from megatron.neox_arguments.typed import (
+    Ignored,
     NonNegativeFloat,
     NonNegativeInt,
     NotYet,
     PositiveInt,
+    Refused,
     Share,
 )
 
@@ -54,5 +56,16 @@ class TextgenArgs:
     recompute: bool = False
     """true computes the whole text again for each token; false keeps keys and values."""
 
-    eval_tasks: tuple[str, ...] | None = None
-    """Benchmarks for `eval.py`. Refused for now: it measures loss, perplexity and bits per byte."""
+    precompute_model_name: Annotated[str | None, Refused("not supported yet: take it out")] = None
+    """Model whose outputs `text_gen_type: precompute` writes down."""
+
+    eval_tasks: Annotated[
+        tuple[str, ...] | None,
+        Refused(
+            "benchmarks are not supported yet: eval.py measures loss, perplexity and bits per byte"
+        ),
+    ] = None
+    """Benchmarks for `eval.py`."""
+
+    eval_results_prefix: Annotated[str, Ignored("has a meaning with eval_tasks only")] = ""
+    """Beginning of the names of the files with their results."""

@@ -1,0 +1,95 @@
+"""Model families beside the dense decoder: attention's alternatives, shared layers, soft prompts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from megatron.neox_arguments.typed import (
+    Ignored,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Refused,
+)
+
+_NOT_YET = Refused("not supported yet: take it out", off=(0,))
+_WITH_GMLP = Ignored("has a meaning with attention_config: gmlp only")
+_WITH_MAMBA = Ignored("has a meaning with attention_config: mamba only")
+_WITH_RWKV = Ignored("has a meaning with attention_config: rwkv only")
+_WITH_RPE = Ignored("has a meaning with pos_emb: rpe only")
+
+
+@dataclass(frozen=True)
+class VariantArgs:
+    """What takes the place of full attention, or of layers of their own."""
+
+    sliding_window_width: Annotated[PositiveInt | None, _NOT_YET] = None
+    """Tokens back that each token attends to, itself included. Default: all."""
+
+    use_qk_layernorm: Annotated[bool, _NOT_YET] = False
+    """Whether queries and keys are normalised before their product."""
+
+    sparsity_config: Annotated[dict[str, Any] | None, _NOT_YET] = None
+    """Blocks of DeepSpeed's sparse attention."""
+
+    num_unique_layers: Annotated[PositiveInt | None, _NOT_YET] = None
+    """Layers with weights of their own; the others share them."""
+
+    param_sharing_style: Annotated[str, Ignored("has a meaning with num_unique_layers only")] = (
+        "grouped"
+    )
+    """Which layers share their weights."""
+
+    gpt_j_tied: Annotated[bool, _NOT_YET] = False
+    """With `gpt_j_residual`: one norm for attention and MLP."""
+
+    soft_prompt_tuning: Annotated[dict[str, Any] | None, _NOT_YET] = None
+    """Trainable embeddings in front of each sample, as a group with `enabled`."""
+
+    opt_pos_emb_offset: Annotated[NonNegativeInt, _NOT_YET] = 0
+    """Rows of a learned position table that are skipped, as in OPT."""
+
+    output_layer_parallelism: Annotated[Literal["column"], Refused("only column")] = "column"
+    """How the output layer is split over `model_parallel_size`."""
+
+    scalenorm_epsilon: Annotated[
+        PositiveFloat, Ignored("has a meaning with norm: scalenorm only")
+    ] = 1e-8
+    """Added to the norm by `norm: scalenorm`."""
+
+    rpe_num_buckets: Annotated[PositiveInt, _WITH_RPE] = 32
+    """Distances that `pos_emb: rpe` tells apart."""
+
+    rpe_max_distance: Annotated[PositiveInt, _WITH_RPE] = 128
+    """Largest distance that `pos_emb: rpe` tells apart."""
+
+    gmlp_attn_dim: Annotated[PositiveInt, _WITH_GMLP] = 64
+    """Width of the small attention in `amlp` layers."""
+
+    mamba_selective_scan_fusion: Annotated[bool, _WITH_MAMBA] = False
+    """One kernel for the selective scan."""
+
+    mamba_causal_conv_fusion: Annotated[bool, _WITH_MAMBA] = False
+    """One kernel for the causal convolution."""
+
+    mamba_inner_func_fusion: Annotated[bool, _WITH_MAMBA] = False
+    """One kernel for the whole inner function."""
+
+    mamba_selective_fp32_params: Annotated[bool, _WITH_MAMBA] = True
+    """Whether the parameters A and D stay in fp32."""
+
+    mamba_use_bias_in_conv: Annotated[bool, _WITH_MAMBA] = True
+    """Whether the convolution has a bias."""
+
+    mamba_use_bias_in_linears: Annotated[bool, _WITH_MAMBA] = False
+    """Whether the linear layers have biases."""
+
+    dim_att: Annotated[PositiveInt | None, _WITH_RWKV] = None
+    """Width of the time mixing. Default: `hidden_size`."""
+
+    head_size: Annotated[PositiveInt | None, _WITH_RWKV] = None
+    """Width of one head of the time mixing."""
+
+    ffn_dim: Annotated[PositiveInt | None, _WITH_RWKV] = None
+    """Width of the channel mixing."""
