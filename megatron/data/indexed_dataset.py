@@ -333,14 +333,14 @@ class MMapIndexedDatasetBuilder:
         self._sizes.frombytes(np.ascontiguousarray(lengths).tobytes())
         self._doc_idx.frombytes(np.arange(first, first + lengths.size, dtype=np.int64).tobytes())
 
-    def merge_file_(self, another_prefix: str | os.PathLike[str]) -> None:
-        """Append all documents of another token file of the same type.
+    def merge_file_(self, another_prefix: str | os.PathLike[str], *, widen: bool = False) -> None:
+        """Append all documents of another token file of the same type, or of any narrower if ``widen``.
 
         Raises:
             DataError: its type differs, or it cannot be read.
         """
         other = MMapIndexedDataset(another_prefix)
-        if other.dtype != self.dtype:
+        if other.dtype != self.dtype and not (widen and np.can_cast(other.dtype, self.dtype)):
             raise DataError(
                 f"{other.prefix}: holds {other.dtype}, {self._path} holds {self.dtype}: token files of "
                 "different types cannot be merged; make them anew with the same --dtype"
@@ -348,7 +348,8 @@ class MMapIndexedDatasetBuilder:
         first = len(self._sizes)
         step = _COPY_BYTES // self.dtype.itemsize
         for at in range(0, other.num_tokens, step):
-            self._file.write(np.ascontiguousarray(other.tokens[at : at + step]).data)
+            tokens = other.tokens[at : at + step]
+            self._file.write(np.ascontiguousarray(tokens, self.dtype).data)
         self._sizes.frombytes(other.sizes.astype(np.int32).tobytes())
         self._doc_idx.frombytes((other.doc_idx[1:] + first).astype(np.int64).tobytes())
 
