@@ -312,6 +312,17 @@ def _checkpoint_factor_fits(args: NeoXArgs) -> Iterator[Finding]:
         yield "checkpoint_factor", f"{factor:g} must be above 1 with checkpoint_scale: log"
 
 
+@_rule("load", "finetune", "iteration")
+def _there_is_something_to_load(args: NeoXArgs) -> Iterator[Finding]:
+    settings = args.checkpointing
+    if settings.load is not None:
+        return
+    if settings.finetune:
+        yield "finetune", "is true, but there are no weights to start from: load is not given"
+    if settings.iteration is not None:
+        yield "iteration", f"found {settings.iteration}, but load is not given"
+
+
 @_rule("text_gen_type", "sample_input_file")
 def _prompts_are_given(args: NeoXArgs) -> Iterator[Finding]:
     if args.textgen.text_gen_type == "input-file" and not args.textgen.sample_input_file:
@@ -319,24 +330,6 @@ def _prompts_are_given(args: NeoXArgs) -> Iterator[Finding]:
 
 
 # DeepSpeed's sections.
-
-# DeepSpeed stops on these even where they ask for nothing.
-_REMOVED_FROM_DEEPSPEED = frozenset(
-    {"nebula", "quantize_training", "eigenvalue", "graph_harvesting", "progressive_layer_drop"}
-)
-
-
-@_rule("deepspeed_extra_args")
-def _deepspeed_fits(args: NeoXArgs) -> Iterator[Finding]:
-    for key in args.ds_extras.deepspeed_extra_args or {}:
-        if key in KNOWN_KEYS:
-            yield (
-                f"deepspeed_extra_args.{key}",
-                "is a key of its own here: write it at the top level",
-            )
-        elif key in _REMOVED_FROM_DEEPSPEED:
-            yield f"deepspeed_extra_args.{key}", "DeepSpeed no longer has it: take it out"
-
 
 # Options of DeepSpeed's own Adam, which torch's Adam stops at.
 _DEEPSPEED_ADAM_ONLY = ("bias_correction",)
