@@ -76,18 +76,17 @@ def check_rules(
 
 
 def _check_world(args: NeoXArgs, merged: Merged, problems: Problems, world_size: int) -> None:
-    if problems.bad_keys().intersection(BATCH_KEYS):
-        return
-    try:
-        solve_batch(args.batch, data_parallel_size(args.parallelism, world_size))
-    except BatchMismatch as mismatch:
-        problems.add(mismatch.key, str(mismatch), merged.place((mismatch.key,)))
     wanted = args.expected.get("world_size")
     if wanted is not None and wanted != world_size:
+        ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
         place = merged.place(("world_size",))
-        problems.add(
-            "world_size", f"the file says {shown(wanted)}, this run has {world_size} ranks", place
-        )
+        problems.add("world_size", f"the file says {shown(wanted)}, this run has {ranks}", place)
+        return  # whatever else does not fit this world may fit the one that is meant
+    if not problems.bad_keys().intersection(BATCH_KEYS):
+        try:
+            solve_batch(args.batch, data_parallel_size(args.parallelism, world_size))
+        except BatchMismatch as mismatch:
+            problems.add(mismatch.key, str(mismatch), merged.place((mismatch.key,)))
     for key in ("rank", "local_rank"):
         rank = args.expected.get(key)
         if rank is not None and not (isinstance(rank, int) and 0 <= rank < world_size):
