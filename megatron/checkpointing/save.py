@@ -14,8 +14,6 @@ disk gets the same manifest. A kill at any moment leaves the checkpoint that ``l
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import glob
 import hashlib
 import json
@@ -45,6 +43,7 @@ from megatron.runtime.durable import (
     temporary_name,
     write_file,
 )
+from megatron.runtime.file_lock import try_lock
 from megatron.runtime.stock_deepspeed import deepspeed
 from megatron.runtime.world import World
 
@@ -245,16 +244,7 @@ def claimed_save_folder(
 
 def _lock(descriptor: int, path: Path) -> None:
     """Lock the open file at ``path`` for this process alone, or say that another one has it."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        is_there = os.fstat(descriptor).st_nlink > 0
-    except OSError as error:
-        if error.errno in (errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK):
-            return
-        if error.errno not in (errno.EAGAIN, errno.EACCES):
-            raise
-        is_there = False
-    if not is_there:
+    if not try_lock(descriptor):
         raise CheckpointError(f"another job holds {path}")
 
 

@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from megatron.data.blend import given_after
 from megatron.data.index_store import BlendMaps, StoredArrays
-from megatron.data.sample_dataset import SampleDataset
+from megatron.data.sample_dataset import Sample, SampleDataset
 from megatron.errors import DataError
 
 
 class BlendedDataset:
-    """Samples of several datasets, by turns. Sample i is ``[seq_length + 1]`` int64. Can be pickled.
+    """Samples of several datasets, by turns. Can be pickled.
 
     Args:
         members: the datasets, at least one.
@@ -65,12 +64,12 @@ class BlendedDataset:
         """All index folders behind it."""
         return (self.maps, *(member.maps for member in self.members))
 
-    def __getitem__(self, index: int | np.integer[Any]) -> npt.NDArray[np.int64]:
+    def __getitem__(self, index: int | np.integer[Any]) -> Sample:
         member, number = self.locate(index)
         return self.members[member][number]
 
-    def read_into(self, index: int | np.integer[Any], out: npt.NDArray[np.int64]) -> None:
-        """Write sample ``index`` into ``out``, ``[seq_length + 1]``.
+    def read_into(self, index: int | np.integer[Any], out: Sample) -> None:
+        """Write sample ``index`` into ``out``.
 
         Raises:
             IndexError: there is no such sample.

@@ -63,6 +63,7 @@ def build_index(args: NeoXArgs, world_size: int, *, verify: bool = False) -> str
             args.data,
             epochs=args.training.train_epochs,
             seq_length=args.model.seq_length,
+            seed=args.training.seed,
             global_batch_size=batch.global_batch_size,
             world=World(),
         )
@@ -71,7 +72,7 @@ def build_index(args: NeoXArgs, world_size: int, *, verify: bool = False) -> str
     store = store_of(args.data)
     before = {path.parent.name for path in store.root.glob("*/manifest.json")}
     data = build_datasets(
-        replace(args.data, mmap_warmup=False),
+        replace(args.data, mmap_warmup=False, data_local_cache_dir=None),
         seq_length=args.model.seq_length,
         seed=args.training.seed,
         wanted=samples_wanted(

@@ -12,7 +12,7 @@ their dimensions (a sequence of tokens has one: S = N), D = number of documents 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import BinaryIO, Final
 
 import numpy as np
@@ -65,11 +65,15 @@ def read_cached_index(path: str) -> IndexFile:
 
 
 def write_cached_index(
-    file: BinaryIO, sizes: npt.NDArray[np.int32], doc_idx: npt.NDArray[np.int64]
+    file: BinaryIO,
+    sizes: npt.NDArray[np.int32],
+    entries: int,
+    doc_idx: Iterable[npt.NDArray[np.int64]],
 ) -> None:
-    """Write the index of sequences of ``sizes`` (``[N]``, tokens) and documents ``doc_idx`` (``[D]``)."""
+    """Write the index of sequences of ``sizes`` (``[N]``, tokens) and of the document index, which comes
+    in pieces with ``entries`` numbers in all."""
     code = code_of(CACHED_DTYPE)
-    fields = (1, code, CACHED_DTYPE.itemsize, len(sizes), len(sizes), len(doc_idx))
+    fields = (1, code, CACHED_DTYPE.itemsize, len(sizes), len(sizes), entries)
     file.write(CACHED_MAGIC + _FIELDS.pack(*fields))
     for first in range(0, len(sizes) + 1, _PIECE):
         stop = min(first + _PIECE, len(sizes) + 1)
@@ -79,7 +83,8 @@ def write_cached_index(
         file.write(offsets.data)
     for first in range(0, len(sizes), _PIECE):
         file.write(sizes[first : first + _PIECE].astype("<i8").data)
-    file.write(doc_idx.astype("<i8", copy=False).data)
+    for piece in doc_idx:
+        file.write(piece.astype("<i8", copy=False).data)
 
 
 def _ends(sizes: npt.NDArray[np.int32]) -> Iterator[npt.NDArray[np.int64]]:

@@ -15,6 +15,7 @@ from typing import Any
 from megatron.data.blended_dataset import BlendedDataset
 from megatron.data.index_store import BlendRecipe, IndexStore
 from megatron.data.indexed_dataset import MMapIndexedDataset, data_file_path
+from megatron.data.local_cache import Lease, stage
 from megatron.data.node_memory import hold_in_memory
 from megatron.data.plan import DataFacts, DataPlan, SplitFacts, SplitPlan, plan_indexes
 from megatron.data.sample_dataset import SampleDataset, Samples
@@ -50,6 +51,7 @@ class DataSplits:
         index_keys: by split: equal keys mean the same samples in the same order. For checkpoints.
         order_facts: by split: what the key is made of, for a message about what differs.
         facts: numbers for people.
+        lease: keeps this node's copies of the token files (``data_local_cache_dir``) while it is held.
     """
 
     train: Samples | None
@@ -58,6 +60,7 @@ class DataSplits:
     index_keys: Mapping[str, str]
     order_facts: Mapping[str, Mapping[str, Any]]
     facts: DataFacts
+    lease: Lease | None = None
 
 
 def build_datasets(
@@ -70,6 +73,7 @@ def build_datasets(
     vocab_size: int | None = None,
     data_parallel_size: int | None = None,
     train_epochs: float | None = None,
+    pad_id: int = 0,
 ) -> DataSplits:
     """Open the data, have its index maps built where they are missing, and map them. All ranks call.
 
@@ -82,6 +86,7 @@ def build_datasets(
         vocab_size: ids must be below it; None checks nothing.
         data_parallel_size: ranks that read different samples; by default all.
         train_epochs: what the samples of the training split were counted by, if so.
+        pad_id: fills samples that are shorter than the others.
 
     Raises:
         DataError, BarrierError: the data is missing, damaged or too little; see the message.
@@ -118,10 +123,12 @@ def build_datasets(
         for line in plan.facts.warnings:
             log.warning("%s", line)
 
-    files = _open_files(settings, plan, world)
+    files, lease = _open_files(settings, plan, world)
 
     def open_here() -> tuple[dict[str, Samples], str]:
-        return _open(files, store, plan, seq_length=seq_length, vocab_size=vocab_size)
+        return _open(
+            files, store, plan, seq_length=seq_length, vocab_size=vocab_size, pad_id=pad_id
+        )
 
     splits = open_alike(world, open_here, f"index maps in {store.root}")
     if world.is_first:
@@ -134,6 +141,7 @@ def build_datasets(
         index_keys={name: split.order_key for name, split in plan.splits.items()},
         order_facts={name: split.order_facts() for name, split in plan.splits.items()},
         facts=plan.facts,
+        lease=lease,
     )
 
 
@@ -164,20 +172,28 @@ def index_task(
 
 def _open_files(
     settings: DataSettings, plan: DataPlan, world: World
-) -> dict[str, MMapIndexedDataset]:
-    """The token files by path: mapped, or in the memory of the node."""
+) -> tuple[dict[str, MMapIndexedDataset], Lease | None]:
+    """The token files by path: mapped, or in the memory of the node; and what keeps copies of them."""
+    paths, lease = list(plan.files), None
+    stall_s = settings.index_build_timeout_s
+    if settings.data_local_cache_dir is not None:
+        root, limit = Path(settings.data_local_cache_dir), settings.data_local_cache_limit_gb
+        nbytes = None if limit is None else int(limit * 10**9)
+        paths, lease = stage(paths, root, world, limit=nbytes, stall_s=stall_s)
 
-    def open_here() -> tuple[dict[str, MMapIndexedDataset], str]:
+    def open_here() -> tuple[list[MMapIndexedDataset], str]:
         # Sizes are compared with the builder's file by file; the paths may differ between nodes.
-        return {path: _open_file(settings, path, *size) for path, size in plan.files.items()}, ""
+        return [
+            _open_file(settings, path, *size)
+            for path, size in zip(paths, plan.files.values(), strict=True)
+        ], ""
 
     files = open_alike(world, open_here, "token files")
     if settings.data_impl == "cached":
-        return dict(zip(files, hold_in_memory(list(files.values()), world), strict=True))
-    if settings.mmap_warmup:
-        for path in files:
-            warm_up(data_file_path(path), world)
-    return files
+        files = hold_in_memory(files, world, stall_s=stall_s)
+    elif settings.mmap_warmup:
+        warm_up([data_file_path(path) for path in paths], world, stall_s=stall_s)
+    return dict(zip(plan.files, files, strict=True)), lease
 
 
 def _open(
@@ -187,6 +203,7 @@ def _open(
     *,
     seq_length: int,
     vocab_size: int | None,
+    pad_id: int,
 ) -> tuple[dict[str, Samples], str]:
     """This rank's own view of data and maps, and a text that is equal on all ranks."""
     splits: dict[str, Samples] = {}
@@ -198,6 +215,7 @@ def _open(
                 seq_length=seq_length,
                 name=name,
                 vocab_size=vocab_size,
+                pad_id=pad_id,
             )
             for source in split.sources
         ]

@@ -35,6 +35,7 @@ _UINT32_END: Final = 2**32 - 1
 
 Order = Literal["neox", "epochs"]
 Array = npt.NDArray[Any]
+ArrayForms = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]  # shape and type by name
 
 
 @dataclass(frozen=True)
@@ -81,21 +82,32 @@ class IndexShape:
         """All samples that the arrays give."""
         return self.rounds * self.samples_per_round
 
-    def arrays(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    def arrays(self) -> ArrayForms:
         """Shape and type of each array.
 
         Types are GPT-NeoX's, but for positions past 2^31, which would overflow there.
         """
-        entries = self.epochs * self.documents
         rows = self.rounds * (self.samples_per_round + 1)
-        wide_rows = 2 * rows >= _INT32_END or entries > _INT32_END
-        wide_documents = self.stop_document > _INT32_END
-        wide_shuffle = rows - 1 >= _UINT32_END - 1
-        return {
-            "doc_idx": ((entries,), np.dtype("<i8" if wide_documents else "<i4")),
-            "sample_idx": ((rows, 2), np.dtype("<i8" if wide_rows else "<i4")),
-            "shuffle_idx": ((self.samples,), np.dtype("<i8" if wide_shuffle else "<u4")),
-        }
+        return array_forms(self.epochs * self.documents, rows, self.samples, self.stop_document)
+
+
+def array_forms(entries: int, rows: int, samples: int, stop_document: int) -> ArrayForms:
+    """Shape and type of each array.
+
+    Args:
+        entries: of doc_idx.
+        rows: of sample_idx.
+        samples: of shuffle_idx.
+        stop_document: above all documents.
+    """
+    wide_rows = 2 * rows >= _INT32_END or entries > _INT32_END
+    wide_documents = stop_document > _INT32_END
+    wide_shuffle = rows - 1 >= _UINT32_END - 1
+    return {
+        "doc_idx": ((entries,), np.dtype("<i8" if wide_documents else "<i4")),
+        "sample_idx": ((rows, 2), np.dtype("<i8" if wide_rows else "<i4")),
+        "shuffle_idx": ((samples,), np.dtype("<i8" if wide_shuffle else "<u4")),
+    }
 
 
 def samples_in(tokens_per_epoch: int, seq_length: int, epochs: int) -> int:
@@ -127,7 +139,7 @@ def build_pieces(
     types = {name: dtype for name, (_, dtype) in shape.arrays().items()}
     samples = shape.samples_per_round
     for number in range(shape.rounds):
-        rng = np.random.RandomState(seed if shape.order == "neox" else _epoch_seed(seed, number))
+        rng = np.random.RandomState(seed if shape.order == "neox" else epoch_seed(seed, number))
         documents = np.arange(shape.first_document, shape.stop_document, dtype=types["doc_idx"])
         doc_idx = np.tile(documents, shape.epochs_per_round)
         rng.shuffle(doc_idx)
@@ -154,7 +166,8 @@ def build_arrays(shape: IndexShape, sizes: npt.NDArray[np.int32], seed: int) -> 
     return {name: np.concatenate(pieces[name]) for name in ARRAY_NAMES}
 
 
-def _epoch_seed(seed: int, epoch: int) -> int:
+def epoch_seed(seed: int, epoch: int) -> int:
+    """The seed of one epoch that is shuffled by itself."""
     digest = hashlib.sha256(f"{seed}/{epoch}".encode()).digest()
     return int.from_bytes(digest[:4], "little")
 

@@ -2,6 +2,7 @@
 
     root/<key>/doc_idx.npy, sample_idx.npy, shuffle_idx.npy, manifest.json
     root/fingerprints/<hash of the path>.json    content hash of an ``.idx`` file seen before
+    root/counts/<hash>.json                      samples of each epoch, where they have to be counted
 
 The key is a hash of the recipe: change the data, the split, the seed or the code that builds, and it
 is another key; nothing is ever reused by mistake. Who builds and who waits is not decided here (see
@@ -20,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Final
+from typing import Any, BinaryIO, ClassVar, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,7 @@ from megatron.data.blend import counts_before, turns
 from megatron.data.index_maps import ARRAY_NAMES, IndexShape, Order, build_pieces
 from megatron.data.indexed_dataset import MMapIndexedDataset, index_file_path
 from megatron.data.mapping import map_file
+from megatron.data.whole_documents import WholeDocuments
 from megatron.errors import DataError
 from megatron.runtime.durable import new_file, replace_file
 
@@ -52,7 +54,8 @@ class IndexRecipe:
         epochs: how often each occurs.
         seq_length: tokens per sample, less one.
         seed, order, packing: how samples are cut and shuffled.
-        options: those of the packing.
+        options: those of the packing. Of whole documents: ``allow_chopped``, and ``epoch_samples``, the
+            samples of each epoch, which follow from the rest.
         companions: content hashes of label and reward files, by role.
     """
 
@@ -65,7 +68,7 @@ class IndexRecipe:
     seq_length: int
     seed: int
     order: Order
-    packing: str = "packed"
+    packing: Literal["packed", "unpacked", "pack_until_overflow"] = "packed"
     options: Mapping[str, Any] = field(default_factory=dict)
     companions: Mapping[str, str] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
@@ -89,10 +92,30 @@ class IndexRecipe:
         facts = asdict(self)
         if self.order == "epochs":
             del facts["epochs"]
+            facts["options"].pop("epoch_samples", None)
         return facts
 
+    @property
+    def samples(self) -> int:
+        """All samples that the maps give."""
+        if self.packing == "packed":
+            return self.shape().samples
+        return sum(self.options["epoch_samples"])
+
+    def whole_documents(self) -> WholeDocuments:
+        """How whole documents become samples; of a packing that keeps them whole."""
+        assert self.packing != "packed"
+        return WholeDocuments(
+            self.first_document,
+            self.stop_document,
+            self.seq_length,
+            self.seed,
+            self.packing,
+            self.options["allow_chopped"],
+        )
+
     def shape(self) -> IndexShape:
-        """The sizes of the maps."""
+        """The sizes of the maps of packed samples."""
         return IndexShape(
             self.first_document,
             self.stop_document,
@@ -230,16 +253,17 @@ class IndexStore:
 
     def build(self, recipe: IndexRecipe, data: MMapIndexedDataset, folder: Path) -> None:
         """Fill the empty ``folder``: the arrays, flushed, and the manifest last."""
-        shape = recipe.shape()
         # A copy: the index file's sizes are not aligned, and gathering from them would be slow.
         sizes = data.sizes[recipe.first_document : recipe.stop_document].astype(np.int32)
-        _fill(
-            folder,
-            recipe,
-            shape.arrays(),
-            build_pieces(shape, sizes, recipe.seed),
-            made_from=os.path.abspath(data.prefix),
-        )
+        if recipe.packing == "packed":
+            shape = recipe.shape()
+            forms, pieces = shape.arrays(), build_pieces(shape, sizes, recipe.seed)
+        else:
+            documents, epochs = recipe.whole_documents(), tuple(recipe.options["epoch_samples"])
+            kept = documents.kept(sizes)
+            forms = documents.forms(len(kept), epochs)
+            pieces = documents.build_pieces(kept, sizes, epochs)
+        _fill(folder, recipe, forms, pieces, made_from=os.path.abspath(data.prefix))
 
     def fingerprint(self, data: MMapIndexedDataset) -> str:
         """SHA-256 of the ``.idx`` file of ``data``; its content is checked before it is trusted.
@@ -253,18 +277,41 @@ class IndexStore:
         path = os.path.abspath(index_file_path(data.prefix))
         status = os.stat(path)
         facts = {"path": path, "bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
-        folder = self.root / "fingerprints"
-        memory = folder / f"{hash_of(path)}.json"
-        with suppress(OSError, ValueError):  # not seen before, or cut: read the file itself
-            remembered = json.loads(memory.read_bytes())
-            if remembered["facts"] == facts:
-                return str(remembered["sha256"])
+        remembered = self.recall("fingerprints", facts, name=path)
+        if remembered is not None:
+            return str(remembered)
         data.verify()
         sha256 = _content_hash(map_file(path))
-        with suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            replace_file(memory, json.dumps({"facts": facts, "sha256": sha256}).encode())
+        self.remember("fingerprints", facts, sha256, name=path)
         return sha256
+
+    def recall(self, kind: str, facts: Mapping[str, Any], *, name: str | None = None) -> Any:
+        """What :meth:`remember` was given for the same ``facts``; None where there is nothing."""
+        with suppress(OSError, ValueError):  # not seen before, or cut
+            found = json.loads(self._memory(kind, facts, name).read_bytes())
+            if found["facts"] == facts:
+                return found.get("value")
+        return None
+
+    def remember(
+        self, kind: str, facts: Mapping[str, Any], value: Any, *, name: str | None = None
+    ) -> None:
+        """Keep what took long to find out, as JSON; nothing happens where the store cannot be written.
+
+        Args:
+            kind: folder to keep it in.
+            facts: what it depends on.
+            value: what was found.
+            name: of what it was found about; other facts about the same replace it. Default: ``facts``.
+        """
+        memory = self._memory(kind, facts, name)
+        with suppress(OSError):
+            memory.parent.mkdir(parents=True, exist_ok=True)
+            content = json.dumps({"facts": facts, "value": value}).encode()
+            replace_file(memory, content, flush=False)
+
+    def _memory(self, kind: str, facts: Mapping[str, Any], name: str | None) -> Path:
+        return self.root / kind / f"{hash_of(name if name is not None else facts)}.json"
 
 
 class _ArrayWriter:

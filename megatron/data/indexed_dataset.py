@@ -9,16 +9,15 @@ import os
 from array import array
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, BinaryIO, Final, Literal, NamedTuple, overload
+from typing import Any, Final, Literal, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from megatron.data.cached_index import CACHED_DTYPE, read_cached_index, write_cached_index
+from megatron.data.cached_index import CACHED_DTYPE, read_cached_index
 from megatron.data.index_file import (
     CACHED_MAGIC,
     DTYPES,
-    FIELDS,
     MMAP_MAGIC,
     best_fitting_dtype,
     code_of,
@@ -27,6 +26,7 @@ from megatron.data.index_file import (
     read_index,
     read_magic,
 )
+from megatron.data.index_writing import write_index
 from megatron.data.mapping import leave_to_page_cache, map_file
 from megatron.data.memory_file import MemoryFile
 from megatron.errors import DataError
@@ -336,28 +336,8 @@ class MMapIndexedDatasetBuilder:
         os.fsync(self._file.fileno())
         self._file.close()
         with open(index_file, "wb", buffering=_COPY_BYTES) as file:
-            if self._impl == "cached":
-                sizes = np.frombuffer(self._sizes, np.int32)
-                write_cached_index(file, sizes, np.frombuffer(self._doc_idx, np.int64))
-            else:
-                self._write_mmap_index(file)
+            sizes = np.frombuffer(self._sizes, np.int32)
+            doc_idx = np.frombuffer(self._doc_idx, np.int64)
+            write_index(file, self._impl, self.dtype, sizes, doc_idx)
             file.flush()
             os.fsync(file.fileno())
-
-    def _write_mmap_index(self, file: BinaryIO) -> None:
-        file.write(MMAP_MAGIC)
-        file.write(FIELDS.pack(1, self._code, len(self._sizes), len(self._doc_idx)))
-        file.write(np.frombuffer(self._sizes, np.int32).astype("<i4", copy=False).data)
-        for pointers in self._pointers():
-            file.write(pointers.data)
-        file.write(np.frombuffer(self._doc_idx, np.int64).astype("<i8", copy=False).data)
-
-    def _pointers(self) -> Iterator[npt.NDArray[np.int64]]:
-        """The byte that each sequence starts at, in pieces."""
-        start = 0
-        sizes, step = np.frombuffer(self._sizes, np.int32), _COPY_BYTES // 8
-        for first in range(0, len(sizes), step):
-            nbytes = sizes[first : first + step].astype(np.int64) * self.dtype.itemsize
-            ends = np.cumsum(nbytes) + start
-            yield (ends - nbytes).astype("<i8", copy=False)
-            start = int(ends[-1])

@@ -12,8 +12,8 @@ these threads may hold: a worker does one thing, copying numbers from mapped fil
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
 from types import TracebackType
 from typing import Any
 
@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from megatron.data.sample_dataset import Samples
+from megatron.data.boundaries import Boundaries, DocumentStarts
+from megatron.data.sample_dataset import Sample, Samples
 from megatron.data.samplers import Batch, step_samples
 from megatron.errors import DataError, NeoXError
 from megatron.runtime.parent import end_with_parent
@@ -32,25 +33,46 @@ class StepBatch:
     """What one rank needs for one optimizer step.
 
     Attributes:
-        tokens: ``[g, b, s + 1]`` int64; inputs are all but the last, labels all but the first.
+        tokens: ``[g, b, s + 1]`` int64; inputs are all but the last.
         loss_mask: ``[g, b, s]`` bool, which predictions count.
         first_sample: the step's first sample, over all ranks.
         num_samples: samples of the step, over all ranks.
+        labels: ``[g, b, s]`` int64, ids of the vocabulary also where masked; None where they are the
+            tokens that follow.
+        documents: where documents begin, if the model is to know; always on the CPU.
     """
 
     tokens: torch.Tensor
     loss_mask: torch.Tensor
     first_sample: int
     num_samples: int
+    labels: torch.Tensor | None = None
+    documents: DocumentStarts | None = None
+
+    @property
+    def inputs(self) -> torch.Tensor:
+        """What the model reads, ``[g, b, s]``."""
+        return self.tokens[..., :-1]
+
+    @property
+    def targets(self) -> torch.Tensor:
+        """What it should have predicted, ``[g, b, s]``."""
+        return self.tokens[..., 1:] if self.labels is None else self.labels
 
     def pin_memory(self) -> StepBatch:
         """The same in page-locked memory, from where an accelerator copies on its own."""
-        return StepBatch(
-            self.tokens.pin_memory(),
-            self.loss_mask.pin_memory(),
-            self.first_sample,
-            self.num_samples,
-        )
+        return self._with_tensors(torch.Tensor.pin_memory)
+
+    def to(self, device: torch.device) -> StepBatch:
+        """The same on ``device``; where it is pinned, the copy is not waited for."""
+        return self._with_tensors(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def _with_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> StepBatch:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        tensors: dict[str, Any] = {
+            name: change(value) for name, value in values.items() if isinstance(value, torch.Tensor)
+        }
+        return replace(self, **tensors)
 
 
 class _Steps(Dataset["StepBatch | str"]):
@@ -63,9 +85,10 @@ class _Steps(Dataset["StepBatch | str"]):
         batch: Batch,
         data_rank: int,
         eod_id: int | None,
+        boundaries: Boundaries | None,
     ) -> None:
         self._dataset, self._first_sample, self._batch = dataset, first_sample, batch
-        self._data_rank, self._eod_id = data_rank, eod_id
+        self._data_rank, self._eod_id, self._boundaries = data_rank, eod_id, boundaries
 
     def __getitem__(self, step: int) -> StepBatch | str:
         # A DataLoader would wrap a worker's error into its traceback; a user's mistake travels as
@@ -84,19 +107,30 @@ class _Steps(Dataset["StepBatch | str"]):
         first = self._first_sample + step * self._batch.global_batch_size
         samples = step_samples(first, self._batch, self._data_rank)
         array = np.empty((*samples.shape, self._dataset.seq_length + 1), np.int64)
-        for rows, numbers in zip(array, samples.tolist(), strict=True):
-            for row, number in zip(rows, numbers, strict=True):
-                self._dataset.read_into(number, row)
+        lengths = np.empty(samples.shape, np.int64)
+        starts: list[list[int]] = []
+        for place in np.ndindex(*samples.shape):
+            sample = Sample(array[place], starts=None if self._boundaries is None else [])
+            self._dataset.read_into(int(samples[place]), sample)
+            lengths[place] = sample.length
+            if sample.starts is not None:
+                starts.append(sample.starts)
         vocab_size = self._dataset.vocab_size
         if vocab_size is not None and (array.max() >= vocab_size or array.min() < 0):
             for number in samples.flat:  # it is in one of them: say where
                 self._dataset.check_ids(int(number))
         tokens = torch.from_numpy(array)
-        mask = torch.ones_like(tokens[..., :-1], dtype=torch.bool)
+        # A prediction counts where its label is no padding.
+        mask = torch.arange(1, tokens.shape[-1]) < torch.from_numpy(lengths)[..., None]
         if self._eod_id is not None:
             # As in GPT-NeoX: what follows the end of a document is not learnt.
             mask &= tokens[..., :-1] != self._eod_id
-        return StepBatch(tokens, mask, first, self._batch.global_batch_size)
+        documents = None
+        if self._boundaries is not None:
+            documents = DocumentStarts.collect(
+                starts, samples.shape, self._dataset.seq_length, self._boundaries
+            )
+        return StepBatch(tokens, mask, first, self._batch.global_batch_size, documents=documents)
 
 
 class StepLoader(Iterator[StepBatch]):
@@ -170,6 +204,7 @@ def build_step_loader(
     data_rank: int,
     num_workers: int,
     eod_id: int | None = None,
+    boundaries: Boundaries | None = None,
     pin_memory: bool = False,
 ) -> StepLoader:
     """A loader of ``num_steps`` steps, the first of which begins with sample ``first_sample``.
@@ -182,6 +217,7 @@ def build_step_loader(
         data_rank: this rank among those that read different samples.
         num_workers: processes that read ahead; 0 reads when asked.
         eod_id: predictions from this token are masked; None masks nothing.
+        boundaries: what the model does where a document begins; None does nothing.
         pin_memory: hand over page-locked memory.
 
     Raises:
@@ -197,7 +233,7 @@ def build_step_loader(
             "data_order: epochs from the start",
             everywhere=True,
         )
-    steps = _Steps(dataset, first_sample, batch, data_rank, eod_id)
+    steps = _Steps(dataset, first_sample, batch, data_rank, eod_id, boundaries)
     return StepLoader(steps, num_steps, num_workers, pin_memory)
 
 

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from megatron.data.mapping import map_descriptor
-from megatron.data.warmup import available_memory
 from megatron.errors import DataError
+from megatron.runtime.memory import available_memory
 
 
 class MemoryFile:

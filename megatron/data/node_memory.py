@@ -6,41 +6,41 @@ datasets, so that one descriptor is open however many there are.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final
 
 from megatron.data.indexed_dataset import MemoryPart, MMapIndexedDataset, data_file_path
 from megatron.data.memory_file import MemoryFile
-from megatron.errors import DataError
+from megatron.data.parallel_read import Reading, read_files, write_at
 from megatron.logging import get_logger
 from megatron.runtime.fs_barrier import open_alike
+from megatron.runtime.node_work import STALL_S, Progress, work_on_nodes
 from megatron.runtime.world import World
 
 log = get_logger(__name__)
 
-_PIECE: Final = 16 * 1024 * 1024  # bytes
-_THREADS: Final = 4  # network file systems answer several requests at once
 _ALIGNMENT: Final = 4096  # bytes; datasets may have different types
 
 
 def hold_in_memory(
-    datasets: Sequence[MMapIndexedDataset], world: World
+    datasets: Sequence[MMapIndexedDataset], world: World, *, stall_s: float = STALL_S
 ) -> list[MMapIndexedDataset]:
     """The same ``datasets`` with their tokens in the memory of this node. All ranks call.
 
     The memory is held while a dataset lives, or an array out of one.
 
     Raises:
-        BarrierError: on all ranks: a node has too little memory, or a file cannot be read.
+        BarrierError: on all ranks: a node has too little memory, or a file cannot be read, or gave no
+            byte for ``stall_s`` seconds.
     """
     places, size = _places(datasets)
-    made, _ = open_alike(
+    made = work_on_nodes(
         world,
-        lambda: ((_load(datasets, places, size) if world.is_local_first else None, None), ""),
-        "tokens in memory",
+        lambda progress: _load(datasets, places, size, progress),
+        what="data_impl: cached",
+        stall_s=stall_s,
     )
     offers = world.all_gather((world.node_rank, made))
 
@@ -66,34 +66,25 @@ def _places(datasets: Sequence[MMapIndexedDataset]) -> tuple[list[tuple[int, int
 
 
 def _load(
-    datasets: Sequence[MMapIndexedDataset], places: Sequence[tuple[int, int]], size: int
+    datasets: Sequence[MMapIndexedDataset],
+    places: Sequence[tuple[int, int]],
+    size: int,
+    progress: Progress,
 ) -> MemoryFile:
     start = time.monotonic()
 
     def fill(memory: int) -> None:
-        with ThreadPoolExecutor(_THREADS) as pool:
-            for data, (first, nbytes) in zip(datasets, places, strict=True):
-                _copy(data_file_path(data.prefix), memory, first, nbytes, pool)
+        progress.expect(sum(nbytes for _, nbytes in places))
+        readings = [
+            Reading(data_file_path(data.prefix), nbytes, partial(_store, memory, first))
+            for data, (first, nbytes) in zip(datasets, places, strict=True)
+        ]
+        read_files(readings, progress.add)
 
     memory = MemoryFile.make(size, fill)
     log.info("data_impl: cached: %.2f GiB read in %.1f s", size / 2**30, time.monotonic() - start)
     return memory
 
 
-def _copy(path: str, memory: int, first: int, nbytes: int, pool: ThreadPoolExecutor) -> None:
-    """Copy ``nbytes`` of the file at ``path`` to byte ``first`` of ``memory``."""
-    source = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-    def piece(at: int) -> int:
-        done, stop = at, min(at + _PIECE, nbytes)
-        while done < stop:
-            read = os.pread(source, stop - done, done)
-            if not read:
-                raise DataError(f"{path}: has {done:,} bytes now, {nbytes:,} when it was opened")
-            done += os.pwrite(memory, read, first + done)
-        return done - at
-
-    try:
-        assert sum(pool.map(piece, range(0, nbytes, _PIECE))) == nbytes
-    finally:
-        os.close(source)
+def _store(memory: int, base: int, first: int, piece: bytes) -> None:
+    write_at(memory, piece, base + first)

@@ -9,15 +9,18 @@ from fractions import Fraction
 from typing import Any, Final
 
 from megatron.data.blend import units_of
-from megatron.data.index_maps import Order, epochs_needed, samples_in
+from megatron.data.counting import SampleCount, WholeCount
+from megatron.data.index_maps import Order
 from megatron.data.index_store import BlendRecipe, IndexRecipe, IndexStore, hash_of
 from megatron.data.indexed_dataset import MMapIndexedDataset
 from megatron.data.sources import (
     DataSettings,
     all_paths,
     check_members,
+    count_of,
     documents_of,
     open_source,
+    order_of,
     paths_of,
     weights_of,
 )
@@ -181,6 +184,7 @@ class _Part:
     first: int
     stop: int
     tokens: int
+    count: SampleCount
 
     @property
     def documents(self) -> int:
@@ -219,14 +223,14 @@ def plan_indexes(
         if not paths_of(settings, name):
             warnings.append(f"{name}_data_paths is not set: there is no {name} split")
             continue
-        parts = _parts_of(settings, name, files)
+        parts = _parts_of(settings, store, name, files, seq_length, seed)
         warning, usable = _judge(
             _where(settings, name, parts, seq_length),
             sum(part.tokens for part in parts),
-            sum(samples_in(part.tokens, seq_length, 1) for part in parts),
+            sum(part.count.per_epoch for part in parts),
             needed=data_parallel_size,
             is_train=name == "train",
-            order=settings.data_order,
+            order=order_of(settings),
         )
         if warning:
             warnings.append(warning)
@@ -252,13 +256,20 @@ def plan_indexes(
 
 
 def _parts_of(
-    settings: DataSettings, split: str, files: Mapping[str, _Opened]
+    settings: DataSettings,
+    store: IndexStore,
+    split: str,
+    files: Mapping[str, _Opened],
+    seq_length: int,
+    seed: int,
 ) -> tuple[_Part, ...]:
     parts = []
     for path in paths_of(settings, split):
         data = files[path].data
         first, stop = documents_of(settings, split, data)
-        parts.append(_Part(path, files[path], first, stop, data.tokens_between(first, stop)))
+        count = count_of(settings, store, data, first, stop, seq_length=seq_length, seed=seed)
+        tokens = data.tokens_between(first, stop)
+        parts.append(_Part(path, files[path], first, stop, tokens, count))
     return tuple(parts)
 
 
@@ -278,14 +289,14 @@ def _plan_split(
     """
     blend, shares = None, [samples]
     if len(parts) > 1:
-        tokens = [part.tokens for part in parts]
-        check_members(split, [part.path for part in parts], tokens, seq_length)
+        counts = [part.count for part in parts]
+        per_epoch = [count.per_epoch for count in counts]
+        check_members(split, [part.path for part in parts], per_epoch, seq_length)
         weights = weights_of(
             settings,
             split,
             documents=[part.documents for part in parts],
-            tokens=tokens,
-            seq_length=seq_length,
+            counts=counts,
             train_epochs=train_epochs,
         )
         units = units_of(weights)
@@ -295,17 +306,24 @@ def _plan_split(
         shares = [math.ceil(samples * margin * Fraction(unit, sum(units))) for unit in units]
     sources = []
     for part, share in zip(parts, shares, strict=True):
+        epochs, options = part.count.epochs_for(share), {}
+        if isinstance(part.count, WholeCount):
+            options = {
+                "allow_chopped": settings.allow_chopped,
+                "epoch_samples": part.count.counts(epochs),
+            }
         recipe = IndexRecipe(
             idx_sha256=part.file.fingerprint,
             bin_bytes=part.file.data.tokens.nbytes,
             first_document=part.first,
             stop_document=part.stop,
             tokens_per_epoch=part.tokens,
-            epochs=epochs_needed(part.tokens, seq_length, share, settings.data_order),
+            epochs=epochs,
             seq_length=seq_length,
             seed=seed,
-            order=settings.data_order,
+            order=order_of(settings),
             packing=settings.pack_impl,
+            options=options,
         )
         sources.append(Source(part.path, recipe))
     return SplitPlan(tuple(sources), blend)
@@ -315,6 +333,9 @@ def _where(settings: DataSettings, split: str, parts: Sequence[_Part], seq_lengt
     """A split and its size, for messages."""
     documents, tokens = sum(p.documents for p in parts), sum(p.tokens for p in parts)
     size = f"{tokens:,} tokens, with seq_length {seq_length}"
+    if settings.pack_impl != "packed":
+        size += f", pack_impl {settings.pack_impl}"
+        size += "" if settings.allow_chopped else " and without the longer ones (allow_chopped)"
     if settings.data_path:
         data = parts[0].file.data
         return (
@@ -347,7 +368,7 @@ def _judge(
 
 def _facts_of(plan: SplitPlan, parts: Sequence[_Part], wanted: int) -> SplitFacts:
     recipes = [source.recipe for source in plan.sources]
-    per_epoch = [samples_in(r.tokens_per_epoch, r.seq_length, 1) for r in recipes]
+    per_epoch = [part.count.per_epoch for part in parts]
     members: tuple[MemberFacts, ...] = ()
     if plan.blend is not None:
         members = tuple(
@@ -360,7 +381,7 @@ def _facts_of(plan: SplitPlan, parts: Sequence[_Part], wanted: int) -> SplitFact
         bytes=sum(part.tokens * part.file.data.dtype.itemsize for part in parts),
         samples_per_epoch=sum(per_epoch),
         epochs=max(r.epochs for r in recipes),
-        samples=recipes[0].shape().samples if plan.blend is None else wanted,
+        samples=recipes[0].samples if plan.blend is None else wanted,
         wanted=wanted,
         members=members,
     )

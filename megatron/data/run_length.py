@@ -14,13 +14,13 @@ class RunLength:
 
     Attributes:
         epochs: as asked for.
-        tokens: of one epoch.
+        epoch: what one epoch holds, in words.
         samples: whole samples in these epochs.
         global_batch_size: samples of a step.
     """
 
     epochs: float
-    tokens: int
+    epoch: str
     samples: int
     global_batch_size: int
 
@@ -34,7 +34,7 @@ class RunLength:
         left = self.samples % self.global_batch_size
         rest = f"; {left:,} samples are left over" if left else ""
         return (
-            f"train_epochs: {self.epochs:g} × {self.tokens:,} tokens = {self.samples:,} samples; "
+            f"train_epochs: {self.epochs:g} × {self.epoch} = {self.samples:,} samples; "
             f"// {self.global_batch_size:,} samples a step = {self.steps:,} steps{rest}"
         )
 

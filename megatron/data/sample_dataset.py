@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,27 @@ import numpy.typing as npt
 from megatron.data.index_store import IndexMaps, StoredArrays
 from megatron.data.indexed_dataset import MMapIndexedDataset
 from megatron.data.vocabulary import check_token_ids
+
+NO_LABEL: Final = -100  # in a label file: nothing is learnt here
+
+
+@dataclass(slots=True)
+class Sample:
+    """One sample. Reading fills its arrays, which may be rows of a batch; s = ``seq_length``.
+
+    Attributes:
+        tokens: ``[s + 1]`` int64.
+        labels: ``[s + 1]`` int64, what should have been predicted at each token's place, or
+            :data:`NO_LABEL`; None where the tokens are their own labels.
+        length: tokens before the padding, at most s + 1.
+        starts: the places where its documents begin are put in there, from 0 on; padding goes with
+            the last one. None where nobody asks.
+    """
+
+    tokens: npt.NDArray[np.int64]
+    labels: npt.NDArray[np.int64] | None = None
+    length: int = 0
+    starts: list[int] | None = None
 
 
 class Samples(Protocol):
@@ -20,8 +42,8 @@ class Samples(Protocol):
     vocab_size: int | None
 
     def __len__(self) -> int: ...
-    def __getitem__(self, index: int | np.integer[Any], /) -> npt.NDArray[np.int64]: ...
-    def read_into(self, index: int | np.integer[Any], out: npt.NDArray[np.int64]) -> None: ...
+    def __getitem__(self, index: int | np.integer[Any], /) -> Sample: ...
+    def read_into(self, index: int | np.integer[Any], out: Sample) -> None: ...
     def check_ids(self, index: int) -> None: ...
     @property
     def label(self) -> str: ...
@@ -32,7 +54,7 @@ class Samples(Protocol):
 class SampleDataset:
     """The samples of one split in the order in which the run takes them.
 
-    Sample i is ``[seq_length + 1]`` int64. Can be pickled: what is sent is where the files are.
+    Can be pickled: what is sent is where the files are.
     """
 
     def __init__(
@@ -43,12 +65,15 @@ class SampleDataset:
         seq_length: int,
         name: str,
         vocab_size: int | None = None,
+        pad_id: int = 0,
     ) -> None:
         self.name = name
         self.seq_length = seq_length
         self.vocab_size = vocab_size
         self.data = data
         self.maps = maps
+        self.pad_id = pad_id
+        self.is_packed = maps.manifest["recipe"]["packing"] == "packed"
         self._pointer_step = data.pointer_step
 
     def __len__(self) -> int:
@@ -64,19 +89,25 @@ class SampleDataset:
         """All index folders behind it."""
         return (self.maps,)
 
-    def __getitem__(self, index: int | np.integer[Any]) -> npt.NDArray[np.int64]:
-        sample = np.empty(self.seq_length + 1, np.int64)
+    def __getitem__(self, index: int | np.integer[Any]) -> Sample:
+        sample = Sample(np.empty(self.seq_length + 1, np.int64))
         self.read_into(index, sample)
         return sample
 
-    def read_into(self, index: int | np.integer[Any], out: npt.NDArray[np.int64]) -> None:
-        """Write sample ``index`` into ``out``, ``[seq_length + 1]``.
+    def read_into(self, index: int | np.integer[Any], out: Sample) -> None:
+        """Write sample ``index`` into ``out``.
 
         Raises:
             IndexError: there is no such sample.
         """
-        for at, first, count in self.pieces(index):
-            out[at : at + count] = self.data.tokens[first : first + count]
+        stop, pieces = 0, self.pieces(index)
+        for at, first, count in pieces:
+            stop = at + count
+            out.tokens[at:stop] = self.data.tokens[first : first + count]
+        out.tokens[stop:] = self.pad_id
+        out.length = stop
+        if out.starts is not None:
+            out.starts[:] = [at for at, _, _ in pieces]
 
     def check_ids(self, index: int) -> None:
         """Raise the :class:`DataError` of the first id in sample ``index`` that is beyond the vocabulary."""
@@ -94,9 +125,12 @@ class SampleDataset:
         if not 0 <= index < len(self):
             raise IndexError(f"sample {int(index)} of the {self.name} split, which has {len(self)}")
         maps, sizes, pointers = self.maps, self.data.sizes, self.data.pointers
-        position, offset = maps.sample_idx[int(maps.shuffle_idx[index])].tolist()
+        row = int(maps.shuffle_idx[index])
+        position, offset = maps.sample_idx[row].tolist()
+        # The stream of packed documents fills every sample; whole ones end where the next sample begins.
+        end = None if self.is_packed else int(maps.sample_idx[row + 1, 0])
         found, at, length = [], 0, self.seq_length + 1
-        while at < length:
+        while at < length and position != end:
             document = int(maps.doc_idx[position])
             count = min(int(sizes[document]) - offset, length - at)
             if count:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
+
+import numpy as np
 
 from megatron.data.blend import document_weights
-from megatron.data.index_maps import Order, samples_in
+from megatron.data.counting import PackedCount, SampleCount, WholeCount
+from megatron.data.index_maps import Order
 from megatron.data.index_store import DEFAULT_FOLDER, IndexStore
 from megatron.data.indexed_dataset import MMapIndexedDataset, make_dataset
-from megatron.data.run_length import RunLength, samples_of_epochs
+from megatron.data.run_length import RunLength
 from megatron.data.splits import SPLIT_NAMES, split_boundaries
+from megatron.data.whole_documents import WholeDocuments
 from megatron.errors import DataError, NeoXError
 from megatron.runtime.world import World
 
@@ -42,11 +46,17 @@ class DataSettings(Protocol):
     @property
     def data_impl(self) -> str: ...
     @property
-    def pack_impl(self) -> str: ...
+    def pack_impl(self) -> Literal["packed", "unpacked", "pack_until_overflow"]: ...
+    @property
+    def allow_chopped(self) -> bool: ...
     @property
     def data_order(self) -> Order: ...
     @property
     def mmap_warmup(self) -> bool: ...
+    @property
+    def data_local_cache_dir(self) -> str | None: ...
+    @property
+    def data_local_cache_limit_gb(self) -> float | None: ...
     @property
     def use_shared_fs(self) -> bool: ...
     @property
@@ -102,13 +112,38 @@ def documents_of(settings: DataSettings, split: str, data: MMapIndexedDataset) -
     return first, stop
 
 
+def order_of(settings: DataSettings) -> Order:
+    """The order of samples: those of whole documents are always ordered epoch by epoch."""
+    return settings.data_order if settings.pack_impl == "packed" else "epochs"
+
+
+def count_of(
+    settings: DataSettings,
+    store: IndexStore,
+    data: MMapIndexedDataset,
+    first: int,
+    stop: int,
+    *,
+    seq_length: int,
+    seed: int,
+) -> SampleCount:
+    """Counts the samples of the documents ``first`` … ``stop - 1`` of a token file."""
+    if settings.pack_impl == "packed":
+        return PackedCount(data.tokens_between(first, stop), seq_length, settings.data_order)
+    documents = WholeDocuments(
+        first, stop, seq_length, seed, settings.pack_impl, settings.allow_chopped
+    )
+    return WholeCount(
+        documents, store.fingerprint(data), lambda: data.sizes[first:stop].astype(np.int32), store
+    )
+
+
 def weights_of(
     settings: DataSettings,
     split: str,
     *,
     documents: Sequence[int],
-    tokens: Sequence[int],
-    seq_length: int,
+    counts: Sequence[SampleCount],
     train_epochs: float | None,
 ) -> tuple[float, ...]:
     """How much each member of a split counts, in any unit.
@@ -120,8 +155,8 @@ def weights_of(
     Args:
         settings: the data section.
         split: name of the split.
-        documents, tokens: of each member.
-        seq_length: tokens per sample, less one.
+        documents: of each member.
+        counts: of each member's samples.
         train_epochs: as in the configuration.
     """
     if settings.weight_by_num_documents:
@@ -130,24 +165,23 @@ def weights_of(
     if given:
         return tuple(given)
     if split == "train" and train_epochs is not None:
-        return tuple(
-            max(1, samples_of_epochs(count, seq_length, train_epochs, settings.data_order))
-            for count in tokens
-        )
+        return tuple(max(1, count.in_epochs(train_epochs)) for count in counts)
     return (1.0,) * len(documents)
 
 
-def check_members(split: str, paths: Sequence[str], tokens: Sequence[int], seq_length: int) -> None:
+def check_members(
+    split: str, paths: Sequence[str], samples: Sequence[int], seq_length: int
+) -> None:
     """Refuse a member of a blend that has nothing to give.
 
     Raises:
-        DataError: one has not one whole sample.
+        DataError: one has not one whole sample an epoch.
     """
-    for path, count in zip(paths, tokens, strict=True):
-        if samples_in(count, seq_length, 1) == 0:
+    for path, count in zip(paths, samples, strict=True):
+        if count == 0:
             raise DataError(
-                f"{path}: {count:,} tokens are not one whole sample with seq_length {seq_length}: it has "
-                f"nothing to give to the {split} blend\n"
+                f"{path}: has not one whole sample with seq_length {seq_length}: it has nothing to give to "
+                f"the {split} blend\n"
                 f"  to do: take it out of {split}_data_paths, or merge it with another"
             )
 
@@ -157,6 +191,7 @@ def run_length(
     *,
     epochs: float,
     seq_length: int,
+    seed: int,
     global_batch_size: int,
     world: World,
 ) -> RunLength:
@@ -168,7 +203,7 @@ def run_length(
     found, failure = None, None
     if world.is_first:
         try:
-            found = _measure(settings, epochs, seq_length, global_batch_size)
+            found = _measure(settings, epochs, seq_length, seed, global_batch_size)
         except (NeoXError, OSError) as error:
             failure = str(error)
     found, failure = world.broadcast((found, failure))
@@ -179,16 +214,22 @@ def run_length(
 
 
 def _measure(
-    settings: DataSettings, epochs: float, seq_length: int, global_batch_size: int
+    settings: DataSettings, epochs: float, seq_length: int, seed: int, global_batch_size: int
 ) -> RunLength:
-    tokens = []
+    store = store_of(settings)
+    tokens, counts = 0, []
     for path in paths_of(settings, "train"):
         data = open_source(settings, path)
-        tokens.append(data.tokens_between(*documents_of(settings, "train", data)))
-    samples = sum(
-        samples_of_epochs(count, seq_length, epochs, settings.data_order) for count in tokens
-    )
-    length = RunLength(epochs, sum(tokens), samples, global_batch_size)
+        first, stop = documents_of(settings, "train", data)
+        tokens += data.tokens_between(first, stop)
+        counts.append(
+            count_of(settings, store, data, first, stop, seq_length=seq_length, seed=seed)
+        )
+    epoch = f"{tokens:,} tokens"
+    if settings.pack_impl != "packed":
+        epoch = f"{sum(count.per_epoch for count in counts):,} samples ({settings.pack_impl})"
+    samples = sum(count.in_epochs(epochs) for count in counts)
+    length = RunLength(epochs, epoch, samples, global_batch_size)
     if length.steps == 0:
         raise DataError(
             f"{length.explain()}: not one step\n"

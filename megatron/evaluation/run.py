@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from megatron.data.boundaries import Boundaries
 from megatron.data.indexed_dataset import MMapIndexedDataset, make_dataset
 from megatron.data.splits import split_boundaries
 from megatron.data.vocabulary import check_token_ids
@@ -62,7 +63,13 @@ def run_evaluation(args: NeoXArgs, world: World, asked: argparse.Namespace) -> s
         parts.tokenizer.vocab_size,
         everywhere=True,
     )
-    windows = Windows(documents, first, last, seq_length=args.model.seq_length)
+    windows = Windows(
+        documents,
+        first,
+        last,
+        seq_length=args.model.seq_length,
+        boundaries=Boundaries.of(args.data),
+    )
     if len(windows) == 0:
         raise DataError(f"{name}: holds {windows.num_tokens} tokens: there is nothing to predict")
     model, found = load_trained_model(args, parts)

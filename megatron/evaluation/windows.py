@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from megatron.data.boundaries import Boundaries, DocumentStarts
 from megatron.data.loader import StepBatch
 
 
@@ -39,15 +40,24 @@ class Windows:
         first, last: range of documents, the last one excluded.
         seq_length: s.
         filler: id at the masked positions of the last window; any valid id will do.
+        boundaries: what the model does where a document begins, as in training.
     """
 
     def __init__(
-        self, documents: Documents, first: int, last: int, *, seq_length: int, filler: int = 0
+        self,
+        documents: Documents,
+        first: int,
+        last: int,
+        *,
+        seq_length: int,
+        filler: int = 0,
+        boundaries: Boundaries | None = None,
     ) -> None:
         self._documents = documents
         self._first = first
         self._seq_length = seq_length
         self._filler = filler
+        self._boundaries = boundaries
         # ends[i]: tokens in the documents up to and including the i-th of the range
         self._ends = np.cumsum(np.asarray(documents.sizes[first:last], dtype=np.int64))
         self.num_tokens = int(self._ends[-1]) if self._ends.size else 0
@@ -86,9 +96,21 @@ class Windows:
             found = self.tokens(window * s, (window + 1) * s + 1)
             tokens[row, : found.size] = found
             mask[row, : found.size - 1] = True
+        documents = None
+        if self._boundaries is not None:
+            starts = [self._starts(window * s) for window in windows]
+            documents = DocumentStarts.collect(starts, (1, len(windows)), s, self._boundaries)
         return StepBatch(
             tokens=torch.from_numpy(tokens)[None],
             loss_mask=torch.from_numpy(mask)[None],
             first_sample=windows[0],
             num_samples=len(windows),
+            documents=documents,
         )
+
+    def _starts(self, begin: int) -> list[int]:
+        """Where documents begin in the inputs of the window from token ``begin`` on."""
+        first, stop = np.searchsorted(self._ends, [begin, begin + self._seq_length], side="right")
+        # An empty document ends where the next one begins, too.
+        inside = np.unique(self._ends[first:stop]) - begin
+        return [0, *(place for place in inside.tolist() if place < self._seq_length)]

@@ -18,6 +18,7 @@ from megatron.model import layout
 from megatron.model.init_functions import initialize_layer
 from megatron.model.kv_cache import KVCache
 from megatron.model.positional_embeddings import RotaryTable
+from megatron.model.segments import Segments
 from megatron.model.transformer import TransformerLayer
 from megatron.model.word_embeddings import Embedding, FinalNorm, Head, TiedHead
 from megatron.mpu.groups import ParallelGroups
@@ -92,6 +93,7 @@ class GPT2Model(nn.Module):
         cache: KVCache | None = None,
         position_ids: Tensor | None = None,
         only: Tensor | None = None,
+        segments: Segments | None = None,
     ) -> Tensor:
         """Logits of the token after each of ``tokens``.
 
@@ -102,12 +104,14 @@ class GPT2Model(nn.Module):
                 a token looks at all slots up to its own position.
             only: [b] the one token of each row, 0 ... s - 1, whose logits are wanted: those of a whole
                 prompt can be larger than the model.
+            segments: stretches of ``tokens`` that see nothing but themselves; not with a cache. They
+                change no position.
 
         Returns:
             [b, s, v] in the type of the weights; [b, 1, v] with ``only``.
         """
         embedding, norm, head = (self.sequential[i] for i in (layout.EMBEDDING, -2, -1))
-        x = self._blocks(embedding(tokens, position_ids), cache, position_ids)
+        x = self._blocks(embedding(tokens, position_ids), cache, position_ids, segments)
         if only is not None:
             x = x[torch.arange(x.size(0), device=x.device), only].unsqueeze(1)
         if isinstance(head, TiedHead):
@@ -117,19 +121,25 @@ class GPT2Model(nn.Module):
             logits = head(norm(x))
         return logits
 
-    def _blocks(self, x: Tensor, cache: KVCache | None, positions: Tensor | None) -> Tensor:
+    def _blocks(
+        self,
+        x: Tensor,
+        cache: KVCache | None,
+        positions: Tensor | None,
+        segments: Segments | None,
+    ) -> Tensor:
         """The transformer layers: [b, s, h] -> [b, s, h]."""
         end = layout.after_blocks(self.model_args.num_layers)
         blocks = list(self.sequential)[layout.FIRST_BLOCK : end]
         if not (self.checkpoint_activations and self.training):
             for block in blocks:
-                x = block(x, cache, positions)
+                x = block(x, cache, positions, segments)
             return x
         assert cache is None, "a cache is for generation; activation checkpointing is for training"
 
         def run(x: Tensor, start: int) -> Tensor:
             for block in blocks[start : start + self.checkpoint_num_layers]:
-                x = block(x, None, positions)
+                x = block(x, None, positions, segments)
             return x
 
         for start in range(0, len(blocks), self.checkpoint_num_layers):

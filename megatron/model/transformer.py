@@ -15,6 +15,7 @@ from megatron.model.activations import get_activation
 from megatron.model.kv_cache import KVCache
 from megatron.model.norms import build_norm
 from megatron.model.positional_embeddings import Angles, RotaryTable
+from megatron.model.segments import Segments, attend_within
 from megatron.model.split_heads import split_heads
 from megatron.mpu.groups import ParallelGroups
 from megatron.mpu.layers import ColumnParallelLinear, RowParallelLinear, divide
@@ -42,8 +43,14 @@ class SelfAttention(nn.Module):
         )
         self.dense = RowParallelLinear(width, model.hidden_size, groups=groups, bias=bias)
 
-    def forward(self, x: Tensor, cache: KVCache | None, positions: Tensor | None) -> Tensor:
-        """[b, s, h] -> [b, s, h]; see :meth:`GPT2Model.forward` for ``cache`` and ``positions``."""
+    def forward(
+        self,
+        x: Tensor,
+        cache: KVCache | None,
+        positions: Tensor | None,
+        segments: Segments | None,
+    ) -> Tensor:
+        """[b, s, h] -> [b, s, h]; see :meth:`GPT2Model.forward` for the others."""
         angles = self._angles(x, positions)
         query, key, value = split_heads(self.query_key_value(x), self.heads, self.kv_heads, angles)
         mask = None
@@ -53,7 +60,11 @@ class SelfAttention(nn.Module):
             slots = torch.arange(cache.length, device=x.device)
             mask = (slots <= positions.unsqueeze(-1)).unsqueeze(1)  # [b, 1, s, t]
         dropout = self.dropout if self.training else 0.0
-        out = attend(query, key, value, mask=mask, causal=mask is None, dropout=dropout)
+        if segments is None:
+            out = attend(query, key, value, mask=mask, causal=mask is None, dropout=dropout)
+        else:
+            assert cache is None, "a cache holds one text a row"
+            out = attend_within(segments, query, key, value, dropout=dropout)
         return self.dense(out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def _angles(self, x: Tensor, positions: Tensor | None) -> Angles | None:
@@ -114,10 +125,14 @@ class TransformerLayer(nn.Module):
         self.mlp = MLP(model, groups=groups)
 
     def forward(
-        self, x: Tensor, cache: KVCache | None = None, positions: Tensor | None = None
+        self,
+        x: Tensor,
+        cache: KVCache | None = None,
+        positions: Tensor | None = None,
+        segments: Segments | None = None,
     ) -> Tensor:
-        """[b, s, h] -> [b, s, h]; see :meth:`GPT2Model.forward` for ``cache`` and ``positions``."""
-        attended = self._drop(self.attention(self.input_layernorm(x), cache, positions))
+        """[b, s, h] -> [b, s, h]; see :meth:`GPT2Model.forward` for the others."""
+        attended = self._drop(self.attention(self.input_layernorm(x), cache, positions, segments))
         if self.parallel_residual:
             return x + attended + self._drop(self.mlp(self.post_attention_layernorm(x)))
         x = x + attended

@@ -297,6 +297,21 @@ def _blends_are_whole(args: NeoXArgs) -> Iterator[Finding]:
         yield "weight_by_num_documents", "weighs the members of *_data_paths, which are not given"
 
 
+@_rule("reset_position_ids", "pos_emb")
+def _positions_are_there(args: NeoXArgs) -> Iterator[Finding]:
+    if args.data.reset_position_ids and args.model.pos_emb == "none":
+        yield "reset_position_ids", "pos_emb is none: there are no positions to reset, take it out"
+
+
+@_rule("data_local_cache_dir", "data_local_cache_limit_gb")
+def _a_limit_needs_a_folder(args: NeoXArgs) -> Iterator[Finding]:
+    if args.data.data_local_cache_limit_gb is not None and args.data.data_local_cache_dir is None:
+        yield (
+            "data_local_cache_limit_gb",
+            "limits the copies in data_local_cache_dir, which is not set: set it, or take this out",
+        )
+
+
 @_rule("checkpoint_factor", "checkpoint_scale")
 def _checkpoint_factor_fits(args: NeoXArgs) -> Iterator[Finding]:
     factor, scale = args.checkpointing.checkpoint_factor, args.checkpointing.checkpoint_scale
@@ -373,5 +388,7 @@ def _notes(args: NeoXArgs) -> Iterator[str]:
         written = [f"{group}.{key}" for key in getattr(args.ds, group) or {} if key in foreign]
         if written:
             yield f"ignored: {', '.join(written)} (DeepSpeed has no such option)"
+    if args.data.pack_impl == "packed" and not args.data.allow_chopped:
+        yield "ignored: allow_chopped (pack_impl: packed cuts documents wherever a sample ends)"
     if model.bias_gelu_fusion and model.activation != "gelu":
         yield f"ignored: bias_gelu_fusion (activation is {model.activation})"

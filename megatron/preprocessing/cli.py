@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import re
 import signal
 from collections.abc import Sequence
 from types import FrameType
 
 from megatron.logging import configure
 from megatron.preprocessing.engine import PreprocessSettings, preprocess
+from megatron.preprocessing.formats import ACCEPTED_ENDINGS
 from megatron.preprocessing.inputs import input_files
-from megatron.preprocessing.readers import ACCEPTED_ENDINGS
 from megatron.tokenizer import TOKENIZER_TYPES
 
 
@@ -46,7 +47,8 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="FILE",
         help="files with one JSON object a line, in order; also comma-separated lists, folders and "
-        "patterns (sorted by path), and - for standard input. A .txt is one document. "
+        "patterns (sorted by path), and - for standard input. A .txt is one document, the rows of a "
+        ".parquet are objects (with the optional package pyarrow). "
         f"Endings: {', '.join(ACCEPTED_ENDINGS)}",
     )
     group.add_argument(
@@ -56,6 +58,19 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         help="keys that hold text; every line must have all of them (default: text)",
     )
+    group.add_argument(
+        "--txt-separator",
+        type=_with_escapes,
+        metavar="TEXT",
+        help=r"what stands between two documents of a .txt, such as '\n\n\n' (\n, \t, \r and \\ mean what "
+        "they mean in a shell's printf)",
+    )
+
+
+def _with_escapes(text: str) -> str:
+    r"""``text`` with the characters that ``\n``, ``\t``, ``\r`` and ``\\`` stand for."""
+    meaning = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
+    return re.sub(r"\\([ntr\\])", lambda match: meaning[match[1]], text)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -115,6 +130,13 @@ def parser() -> argparse.ArgumentParser:
         choices=["uint16", "int32", "int64"],
         help="type of a token on disk (default: the smallest that holds every id)",
     )
+    group.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="start afresh: without it a run goes on from what an interrupted one with the same inputs "
+        "and settings has left in OUTPUT-PREFIX.partial. Finished files of the same names are replaced "
+        "either way, once the new ones are whole",
+    )
     group = parser.add_argument_group("runtime")
     group.add_argument(
         "--workers",
@@ -122,6 +144,21 @@ def parser() -> argparse.ArgumentParser:
         default=1,
         metavar="N",
         help="processes that tokenize; the output does not depend on it (default: 1)",
+    )
+    group.add_argument(
+        "--partitions",
+        type=int,
+        default=1,
+        metavar="N",
+        help="cut the work into N parts, which several machines may do that share the folder of the "
+        "output; the files do not depend on it (default: 1)",
+    )
+    group.add_argument(
+        "--partition",
+        type=int,
+        metavar="I",
+        help="do part I of --partitions alone, from 0; a run without this flag does those that are "
+        "missing and joins all",
     )
     group.add_argument(
         "--log-interval",
@@ -151,4 +188,8 @@ def settings_from(parsed: argparse.Namespace) -> PreprocessSettings:
         on_missing_key=parsed.on_missing_key,
         dtype=parsed.dtype,
         ftfy=parsed.ftfy,
+        txt_separator=parsed.txt_separator,
+        partitions=parsed.partitions,
+        partition=parsed.partition,
+        overwrite=parsed.overwrite,
     )

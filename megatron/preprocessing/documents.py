@@ -49,23 +49,22 @@ def parse_documents(
     for number, line in enumerate(chunk.text.split(b"\n"), start=chunk.first_line):
         if not line or line.isspace():
             continue
-        where = f"{chunk.path}, line {number:d}"
         try:
-            row = _parse_row(line, where)
-            texts = [_text_of(row, key, where) for key in keys]
-        except BadLineError:
+            row = _parse_row(line)
+            texts = [_text_of(row, key) for key in keys]
+        except BadLineError as error:
             if not tolerance.skip_bad_lines:
-                raise
+                raise BadLineError(f"{chunk.place(number)}: {error}") from error
             tolerance.bad_lines += 1
-        except MissingKeyError:
+        except MissingKeyError as error:
             if not tolerance.skip_missing_keys:
-                raise
+                raise MissingKeyError(f"{chunk.place(number)}: {error}") from error
             tolerance.missing_keys += 1
         else:
             yield texts
 
 
-def _parse_row(line: bytes, where: str) -> dict[str, Any]:
+def _parse_row(line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -79,24 +78,24 @@ def _parse_row(line: bytes, where: str) -> dict[str, Any]:
             return row
         problem = f"a JSON {type(row).__name__}, not an object"
     raise BadLineError(
-        f"{where}: {problem}\n  found: {_excerpt(line)}\n"
+        f"{problem}\n  found: {_excerpt(line)}\n"
         '  expected: one object per line, such as {"text": "Once upon a time"}'
     )
 
 
-def _text_of(row: dict[str, Any], key: str, where: str) -> str:
+def _text_of(row: dict[str, Any], key: str) -> str:
     try:
         text = row[key]
     except KeyError:
         found = ", ".join(map(repr, list(row)[:8])) or "none"
         raise MissingKeyError(
-            f"{where}: no key {key!r}\n  found: {found}{' …' if len(row) > 8 else ''}\n"
+            f"no key {key!r}\n  found: {found}{' …' if len(row) > 8 else ''}\n"
             "  expected: every object to have it; --jsonl-keys names the keys that hold text"
         ) from None
     if not isinstance(text, str):
         excerpt = json.dumps(text)[:_EXCERPT_BYTES]
         raise BadLineError(
-            f"{where}: the value of {key!r} is not a string\n  found: {excerpt}\n"
+            f"the value of {key!r} is not a string\n  found: {excerpt}\n"
             "  expected: the text of a document; --jsonl-keys names the keys that hold text"
         )
     return text

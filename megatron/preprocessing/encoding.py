@@ -10,10 +10,16 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron.data.index_file import best_fitting_dtype
 from megatron.errors import DataError
 from megatron.preprocessing.documents import Tolerance, parse_documents, replace_lone_surrogates
-from megatron.preprocessing.readers import TextChunk
+from megatron.preprocessing.readers import BEGINNING, Position, TextChunk
 from megatron.tokenizer import Tokenizer, build_tokenizer
+
+IGNORED_LABEL = -100
+"""The label of a token that is not learnt, as in GPT-NeoX."""
+
+LABEL_DTYPE = np.dtype("<i4")
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,7 @@ class EncodedChunk:
         stored_bytes: bytes of the input file that the chunk was read from.
         repaired: texts in which lone surrogates were replaced.
         bad_lines, missing_keys: lines that were left out because of them.
+        end: where the next chunk begins.
     """
 
     keys: tuple[PackedDocuments, ...]
@@ -49,6 +56,7 @@ class EncodedChunk:
     repaired: int
     bad_lines: int = 0
     missing_keys: int = 0
+    end: Position = BEGINNING
 
 
 class ChunkEncoder(Protocol):
@@ -71,10 +79,12 @@ class JsonTextRecipe:
         tokenizer_type, vocab_file, merge_file: see :func:`megatron.tokenizer.build_tokenizer`.
         keys: the keys that hold text.
         append_eod: end each document with the end-of-document token.
-        dtype: NumPy name of the type in which ids are stored.
-        engine: the tokenizer's engine, as the parent found it; None to look in each worker.
+        dtype: NumPy name of the type in which ids are stored; None for the smallest.
+        engine: the tokenizer's engine, as the parent found it; None to take the fastest that can be
+            made, while the parent proves it.
         skip_bad_lines, skip_missing_keys: leave such lines out and count them.
         ftfy: mend garbled text with the package of that name.
+        mask_before: also give labels of the one key's documents, see :func:`masked_labels`.
     """
 
     tokenizer_type: str
@@ -82,17 +92,17 @@ class JsonTextRecipe:
     merge_file: str | None
     keys: tuple[str, ...]
     append_eod: bool
-    dtype: str
+    dtype: str | None = None
     engine: str | None = None
     skip_bad_lines: bool = False
     skip_missing_keys: bool = False
     ftfy: bool = False
+    mask_before: tuple[int, ...] | None = None
 
     def build(self) -> ChunkEncoder:
         """Load the tokenizer."""
         tokenizer = build_tokenizer(self.tokenizer_type, self.vocab_file, self.merge_file)
-        if self.engine is not None:
-            tokenizer.trust(self.engine)
+        tokenizer.trust(self.engine)
         return JsonTextEncoder(tokenizer, self)
 
 
@@ -103,7 +113,8 @@ class JsonTextEncoder:
         self._tokenizer = tokenizer
         self._recipe = recipe
         self._eod = tokenizer.eod if recipe.append_eod else None
-        self._dtype = np.dtype(recipe.dtype)
+        dtype: np.dtype[Any] = best_fitting_dtype(tokenizer.vocab_size)
+        self._dtype = np.dtype(recipe.dtype) if recipe.dtype else dtype
         self._mend = load_ftfy() if recipe.ftfy else None
 
     def __call__(self, chunk: TextChunk) -> EncodedChunk:
@@ -119,6 +130,8 @@ class JsonTextEncoder:
         packed = tuple(
             pack_documents(self._tokenizer, of_key, self._eod, self._dtype) for of_key in texts
         )
+        if recipe.mask_before is not None:
+            packed = (*packed, masked_labels(packed[0], recipe.mask_before))
         return EncodedChunk(
             packed,
             len(chunk.text),
@@ -126,6 +139,7 @@ class JsonTextEncoder:
             repaired,
             tolerance.bad_lines,
             tolerance.missing_keys,
+            chunk.end,
         )
 
 
@@ -165,3 +179,25 @@ def pack_documents(
         )
     empty = len(texts) - len(lengths)
     return PackedDocuments(tokens.astype(dtype), lengths.astype(np.int32), empty)
+
+
+def masked_labels(documents: PackedDocuments, before: Sequence[int]) -> PackedDocuments:
+    """The documents' tokens as labels: :data:`IGNORED_LABEL` up to and including ``before``.
+
+    The first place of a document where the ids ``before`` follow each other counts. A document without
+    one is learnt whole, as in GPT-NeoX.
+    """
+    tokens, pattern = documents.tokens.astype(LABEL_DTYPE), np.asarray(before, np.int64)
+    ends = np.cumsum(documents.lengths, dtype=np.int64)
+    matches = np.ones(max(tokens.size - len(pattern) + 1, 0), dtype=bool)
+    for i, token in enumerate(pattern):
+        matches &= tokens[i : i + matches.size] == token
+    places = np.flatnonzero(matches)
+    owner = np.searchsorted(ends, places, side="right")
+    inside = places + len(pattern) <= ends[owner] if places.size else np.zeros(0, bool)
+    owners, first = np.unique(owner[inside], return_index=True)
+    stops = places[inside][first] + len(pattern)
+    starts = ends[owners] - documents.lengths[owners]
+    for start, stop in zip(starts, stops, strict=True):
+        tokens[start:stop] = IGNORED_LABEL
+    return PackedDocuments(tokens, documents.lengths, documents.empty)

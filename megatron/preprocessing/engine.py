@@ -1,199 +1,195 @@
 """The engine: input files through worker processes into token files, all or nothing.
 
 The output is a function of the input and the settings alone: the number of workers, the size of
-chunks and the speed of anything change no byte of it.
+chunks, the number of parts, an interruption and the speed of anything change no byte of it.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from contextlib import ExitStack
+from dataclasses import replace
 
 import numpy as np
 
 from megatron.data.indexed_dataset import best_fitting_dtype
 from megatron.errors import DataError
 from megatron.logging import get_logger
-from megatron.preprocessing.encoding import EncoderRecipe, JsonTextRecipe, load_ftfy
-from megatron.preprocessing.output import TokenFileSet
+from megatron.preprocessing.encoding import LABEL_DTYPE, JsonTextRecipe, load_ftfy
+from megatron.preprocessing.formats import STANDARD_INPUT, Format
+from megatron.preprocessing.output import errors_name
+from megatron.preprocessing.part import Part
 from megatron.preprocessing.pool import WorkerPool
 from megatron.preprocessing.progress import Progress
-from megatron.preprocessing.readers import check_inputs, read_chunks
+from megatron.preprocessing.readers import Span, check_inputs, cut, read_chunks
+from megatron.preprocessing.report import Report, TokenFileReport, log_report
+from megatron.preprocessing.settings import LABEL_KEY, PreprocessSettings
+from megatron.preprocessing.tally import Tally
+from megatron.preprocessing.unfinished import OutputFile, Unfinished
 from megatron.tokenizer import Tokenizer, build_tokenizer
 
+__all__ = ["PreprocessSettings", "Report", "TokenFileReport", "preprocess"]
+
 log = get_logger(__name__)
-
-_REFUSED_IMPLS = {
-    "lazy": "it opens and seeks in the file for every read, which mapping the file does without",
-}
-
-
-@dataclass(frozen=True)
-class PreprocessSettings:
-    """What to tokenize, how, and where to.
-
-    Attributes:
-        inputs: files with one JSON object a line, plain or zstandard.
-        output_prefix: the files are ``{output_prefix}_{key}_document.bin`` and ``.idx``.
-        tokenizer_type, vocab_file, merge_file: see :func:`megatron.tokenizer.build_tokenizer`.
-        jsonl_keys: the keys that hold text; each gets files of its own.
-        append_eod: end each document with the end-of-document token.
-        dataset_impl: the form of the token files: ``mmap``, or ``cached`` (always int32).
-        workers: processes that tokenize.
-        num_docs: documents to come, if known; only the progress bar depends on it.
-        log_interval: documents between two looks of the progress bar.
-        on_bad_line, on_missing_key: ``fail``, or ``skip`` to leave such lines out and count them.
-        dtype: NumPy name of the type on disk; None for the smallest that holds all ids.
-        ftfy: mend garbled text with the package of that name.
-    """
-
-    inputs: tuple[str, ...]
-    output_prefix: str
-    tokenizer_type: str
-    vocab_file: str | None = None
-    merge_file: str | None = None
-    jsonl_keys: tuple[str, ...] = ("text",)
-    append_eod: bool = False
-    dataset_impl: str = "mmap"
-    workers: int = 1
-    num_docs: int | None = None
-    log_interval: int = 100
-    on_bad_line: str = "fail"
-    on_missing_key: str = "fail"
-    dtype: str | None = None
-    ftfy: bool = False
-
-
-@dataclass(frozen=True)
-class TokenFileReport:
-    """What a pair of token files holds.
-
-    Attributes:
-        prefix: path without ``.bin``/``.idx``.
-        documents, tokens: how many were written; EOD tokens count.
-        empty: documents without a token, which were left out.
-        dtype: NumPy name of the stored type.
-    """
-
-    prefix: str
-    documents: int
-    tokens: int
-    empty: int
-    dtype: str
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a run did.
-
-    Attributes:
-        files: one entry per key.
-        text_bytes: uncompressed bytes of the input.
-        seconds: time from the start of the workers to the published files.
-        repaired: texts in which lone surrogates were replaced by U+FFFD.
-        bad_lines, missing_keys: lines that were left out because of them.
-    """
-
-    files: tuple[TokenFileReport, ...]
-    text_bytes: int
-    seconds: float
-    repaired: int
-    bad_lines: int = 0
-    missing_keys: int = 0
 
 
 def preprocess(settings: PreprocessSettings) -> Report:
     """Tokenize the inputs' documents, in their order, and publish the token files.
+
+    A run that is interrupted leaves what it has done in a folder beside the output, from which the
+    next one with the same inputs and settings goes on.
 
     Raises:
         DataError: the settings, an input or the output are not usable, a line is wrong, no document
             has a token, or a worker died. No output is left; that of an earlier run stays.
         TokenizerError: the tokenizer cannot be built or lacks the end-of-document token.
     """
-    _check(settings)
+    problems = settings.problems()
+    if problems:
+        raise DataError("\n".join(problems))
     total_bytes = check_inputs(settings.inputs)
-    tokenizer = build_tokenizer(settings.tokenizer_type, settings.vocab_file, settings.merge_file)
-    if settings.append_eod:
-        _ = tokenizer.eod  # raises, before any work, where there is none
     if settings.ftfy:
         load_ftfy()  # raises, before any work, where it is not installed
-    dtype = _dtype(settings, tokenizer)
-    engine = tokenizer.engine
-    log.info(
-        "%s: %s ids, stored as %s; encoded by %s",
-        tokenizer.name,
-        f"{tokenizer.vocab_size:,}",
-        dtype.name,
-        engine,
-    )
     recipe = JsonTextRecipe(
         settings.tokenizer_type,
         settings.vocab_file,
         settings.merge_file,
         settings.jsonl_keys,
         settings.append_eod,
-        dtype.name,
-        engine,
+        "int32" if settings.dataset_impl == "cached" else settings.dtype,
+        None,
         settings.on_bad_line == "skip",
         settings.on_missing_key == "skip",
         settings.ftfy,
+        settings.mask_before,
     )
-    prefixes = [f"{settings.output_prefix}_{key}_document" for key in settings.jsonl_keys]
-    progress = Progress(total_bytes, settings.num_docs, settings.log_interval)
-    report = run(
-        recipe,
-        settings.inputs,
-        prefixes,
-        dtype,
-        settings.workers,
-        progress,
-        impl="cached" if settings.dataset_impl == "cached" else "mmap",
-    )
+    with ExitStack() as stack:
+        # They load their tokenizers while this process loads and proves its own.
+        pool = stack.enter_context(WorkerPool(recipe, settings.workers))
+        tokenizer = build_tokenizer(
+            settings.tokenizer_type, settings.vocab_file, settings.merge_file
+        )
+        if settings.append_eod:
+            _ = tokenizer.eod  # raises, before any work, where there is none
+        dtype = _dtype(settings, tokenizer)
+        engine = tokenizer.engine
+        log.info(
+            "%s: %s ids, stored as %s; encoded by %s",
+            tokenizer.name,
+            f"{tokenizer.vocab_size:,}",
+            dtype.name,
+            engine,
+        )
+        if tokenizer.disproved:  # the workers took it on trust
+            stack.close()
+            pool = stack.enter_context(WorkerPool(replace(recipe, engine=engine), settings.workers))
+        made_from = settings.made_from(tokenizer.fingerprint(), dtype.name)
+        progress = Progress(total_bytes, settings.num_docs, settings.log_interval)
+        report = _run(pool, settings, made_from, _files(settings, dtype), progress)
     log_report(report)
     return report
 
 
-def run(
-    recipe: EncoderRecipe,
-    inputs: Sequence[str],
-    prefixes: Sequence[str],
-    dtype: np.dtype[np.integer],
-    workers: int,
-    progress: Progress,
-    impl: Literal["mmap", "cached"] = "mmap",
-) -> Report:
-    """The engine itself, for any recipe that gives one :class:`PackedDocuments` per prefix.
+def _files(settings: PreprocessSettings, dtype: np.dtype[np.integer]) -> list[OutputFile]:
+    """The token files, in the order in which an encoder gives their documents."""
+    keys = [(key, dtype) for key in settings.jsonl_keys]
+    if settings.mask_before is not None:
+        keys.append((LABEL_KEY, LABEL_DTYPE))
+    prefix = settings.output_prefix
+    return [OutputFile(key, f"{prefix}_{key}_document", dtype) for key, dtype in keys]
 
-    Raises:
-        DataError: as :func:`preprocess`.
-    """
-    documents, tokens, empty = ([0] * len(prefixes) for _ in range(3))
-    repaired = bad_lines = missing_keys = 0
-    finished = False
+
+def _run(
+    pool: WorkerPool,
+    settings: PreprocessSettings,
+    made_from: dict[str, object],
+    files: Sequence[OutputFile],
+    progress: Progress,
+) -> Report:
+    """Do the parts that are to be done here and, unless other machines do some, join them."""
     try:
-        with TokenFileSet(prefixes, dtype, impl) as output, WorkerPool(recipe, workers) as pool:
-            for chunk in pool.encode(read_chunks(inputs)):
-                output.add(chunk.keys)
-                for i, packed in enumerate(chunk.keys):
-                    documents[i] += packed.lengths.size
-                    tokens[i] += packed.tokens.size
-                    empty[i] += packed.empty
-                repaired += chunk.repaired
-                bad_lines += chunk.bad_lines
-                missing_keys += chunk.missing_keys
-                progress.add(chunk)
-            _check_filled(inputs, prefixes, documents, empty)
-            output.publish()
+        parts = cut(settings.inputs, settings.partitions)
+    except OSError as error:
+        raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from error
+    alone = settings.partition is None
+    finished, resumed = False, 0
+    work = Unfinished(
+        settings.output_prefix,
+        files,
+        "cached" if settings.dataset_impl == "cached" else "mmap",
+        len(parts),
+        alone=alone,
+        resumable=STANDARD_INPUT not in settings.inputs,
+        afresh=settings.overwrite,
+    )
+    try:
+        with work:
+            for number, spans in enumerate(parts):
+                if settings.partition in (None, number):
+                    part = work.open_part(number, made_from)
+                    _forget_what_must_not_be_skipped(part, settings)
+                    resumed += part.tally.text_bytes
+                    progress.resume(part.tally)
+                    if not part.finished:
+                        _encode(pool, spans, settings, part, progress)
+            tally = work.tally()
+            if alone:
+                _check_filled(work, settings.inputs, files, tally)
+                work.publish()
         finished = True
     finally:
         progress.close(finished=finished)
-    files = tuple(
-        TokenFileReport(prefixes[i], documents[i], tokens[i], empty[i], dtype.name)
-        for i in range(len(prefixes))
+    if not alone:
+        log.info(
+            "part %d of %d is done; when all are, the same command without --partition joins them",
+            settings.partition,
+            settings.partitions,
+        )
+    return _report(files, tally, progress.seconds(), resumed)
+
+
+def _encode(
+    pool: WorkerPool,
+    spans: Sequence[Span],
+    settings: PreprocessSettings,
+    part: Part,
+    progress: Progress,
+) -> None:
+    """Do what is left of a part."""
+    how = Format(settings.jsonl_keys, settings.txt_separator)
+    for chunk in pool.encode(read_chunks(spans, how=how, start=part.end)):
+        with errors_name(f"{settings.output_prefix}.partial"):
+            part.add(chunk)
+        progress.add(chunk)
+    with errors_name(f"{settings.output_prefix}.partial"):
+        part.commit(finished=True)
+
+
+def _forget_what_must_not_be_skipped(part: Part, settings: PreprocessSettings) -> None:
+    """An earlier run may have left out lines that this one has to stop at."""
+    for flag, skipped, policy in (
+        ("--on-bad-line", part.tally.bad_lines, settings.on_bad_line),
+        ("--on-missing-key", part.tally.missing_keys, settings.on_missing_key),
+    ):
+        if skipped and policy == "fail":
+            part.start_afresh(flag)
+
+
+def _report(files: Sequence[OutputFile], tally: Tally, seconds: float, resumed: int) -> Report:
+    return Report(
+        tuple(
+            TokenFileReport(file.prefix, documents, tokens, empty, file.dtype.name)
+            for file, documents, tokens, empty in zip(
+                files, tally.documents, tally.tokens, tally.empty, strict=True
+            )
+        ),
+        tally.text_bytes,
+        seconds,
+        tally.repaired,
+        tally.bad_lines,
+        tally.missing_keys,
+        resumed,
     )
-    return Report(files, progress.text_bytes, progress.seconds(), repaired, bad_lines, missing_keys)
 
 
 def _dtype(settings: PreprocessSettings, tokenizer: Tokenizer) -> np.dtype[np.integer]:
@@ -216,67 +212,12 @@ def _dtype(settings: PreprocessSettings, tokenizer: Tokenizer) -> np.dtype[np.in
 
 
 def _check_filled(
-    inputs: Sequence[str], prefixes: Sequence[str], documents: list[int], empty: list[int]
+    work: Unfinished, inputs: Sequence[str], files: Sequence[OutputFile], tally: Tally
 ) -> None:
     """Raise where there would be a token file without a document."""
     names = ", ".join(inputs[:3]) + (f" and {len(inputs) - 3} more" if len(inputs) > 3 else "")
-    for prefix, written, skipped in zip(prefixes, documents, empty, strict=True):
+    for file, written, skipped in zip(files, tally.documents, tally.empty, strict=True):
         if not written:
+            work.give_up()
             why = f"all {skipped:,} are empty" if skipped else "no line holds one"
-            raise DataError(f"{names}: 0 documents for {prefix}: {why}; no files are written")
-
-
-def log_report(report: Report) -> None:
-    """Say what was done, a line per pair of files."""
-    for file in report.files:
-        skipped = f", {file.empty:,} empty documents skipped" if file.empty else ""
-        log.info(
-            "%s: %s documents, %s tokens (%s)%s",
-            file.prefix,
-            f"{file.documents:,}",
-            f"{file.tokens:,}",
-            file.dtype,
-            skipped,
-        )
-    if report.repaired:
-        log.warning("%d texts held lone surrogates, replaced by U+FFFD", report.repaired)
-    if report.bad_lines:
-        log.warning("%d bad lines skipped (--on-bad-line skip)", report.bad_lines)
-    if report.missing_keys:
-        log.warning("%d lines without a key skipped (--on-missing-key)", report.missing_keys)
-    seconds = max(report.seconds, 1e-9)
-    tokens = sum(file.tokens for file in report.files)
-    log.info(
-        "%.1f MB of input in %.1f s: %.2f MB/s, %s tokens/s",
-        report.text_bytes / 1e6,
-        seconds,
-        report.text_bytes / seconds / 1e6,
-        f"{tokens / seconds:,.0f}",
-    )
-
-
-def _check(settings: PreprocessSettings) -> None:
-    """Raise for settings that no run can honour."""
-    problems = []
-    if settings.dataset_impl not in ("mmap", "cached"):
-        reason = _REFUSED_IMPLS.get(settings.dataset_impl, "it is unknown")
-        problems.append(f"--dataset-impl {settings.dataset_impl}: {reason}; use mmap")
-    if not settings.inputs:
-        problems.append("--input names no file")
-    for name, value in (
-        ("--workers", settings.workers),
-        ("--log-interval", settings.log_interval),
-        ("--num-docs", settings.num_docs),
-    ):
-        if value is not None and value < 1:
-            problems.append(f"{name} is {value}, expected a whole number from 1 on")
-    keys = settings.jsonl_keys
-    if not keys or len(set(keys)) != len(keys):
-        problems.append(f"--jsonl-keys {' '.join(keys)}: expected keys, each named once")
-    problems += [
-        f"--jsonl-keys {key!r}: a key becomes part of a file's name and cannot hold {os.sep!r}"
-        for key in keys
-        if os.sep in key or "\0" in key
-    ]
-    if problems:
-        raise DataError("\n".join(problems))
+            raise DataError(f"{names}: 0 documents for {file.prefix}: {why}; no files are written")

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from megatron.errors import DataError
 from megatron.logging import get_logger
-from megatron.preprocessing.readers import ACCEPTED_ENDINGS, STANDARD_INPUT
+from megatron.preprocessing.formats import ACCEPTED_ENDINGS, STANDARD_INPUT
 
 log = get_logger(__name__)
 

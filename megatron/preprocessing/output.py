@@ -64,7 +64,7 @@ class TokenFileSet:
         mark = f".partial-{socket.gethostname()}-{os.getpid()}"
         try:
             for prefix in prefixes:
-                with _errors_name(prefix):
+                with errors_name(prefix):
                     Path(prefix).parent.mkdir(parents=True, exist_ok=True)
                     _clear_leftovers(prefix)
                     data, index = data_file_path(prefix), index_file_path(prefix)
@@ -92,7 +92,7 @@ class TokenFileSet:
             DataError: they cannot be written.
         """
         for file, packed in zip(self._files, documents, strict=True):
-            with _errors_name(data_file_path(file.prefix)):
+            with errors_name(data_file_path(file.prefix)):
                 file.builder.add_documents(packed.tokens, packed.lengths)
 
     def append_file(self, prefix: str) -> None:
@@ -102,7 +102,7 @@ class TokenFileSet:
             DataError: it cannot be read, its type differs, or the documents cannot be written.
         """
         for file in self._files:
-            with _errors_name(data_file_path(file.prefix)):
+            with errors_name(data_file_path(file.prefix)):
                 file.builder.merge_file_(prefix)
 
     def publish(self) -> None:
@@ -112,10 +112,10 @@ class TokenFileSet:
             DataError: it cannot be written.
         """
         for file in self._files:
-            with _errors_name(file.prefix):
+            with errors_name(file.prefix):
                 file.builder.finalize(file.index_partial)
         for file in self._files:
-            with _errors_name(file.prefix):
+            with errors_name(file.prefix):
                 index = index_file_path(file.prefix)
                 # Between the two renames no old index must describe the new tokens.
                 Path(index).unlink(missing_ok=True)
@@ -133,7 +133,7 @@ class TokenFileSet:
 
 
 @contextlib.contextmanager
-def _errors_name(path: str) -> Iterator[None]:
+def errors_name(path: str) -> Iterator[None]:
     """Turn what the operating system says into an error that names the output."""
     try:
         yield

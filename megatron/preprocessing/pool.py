@@ -206,7 +206,7 @@ def _death(worker: _Worker) -> DataError:
             if status < 0
             else f"ended with {status}"
         )
-    at = f" at {worker.chunk.path}, line {worker.chunk.first_line} on" if worker.chunk else ""
+    at = f" at {worker.chunk.place(worker.chunk.first_line)} on" if worker.chunk else ""
     return DataError(
         f"worker process {worker.process.pid} {how}{at}\n"
         "  The kernel kills what takes too much memory (see `dmesg`): try fewer --workers"

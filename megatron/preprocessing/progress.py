@@ -7,6 +7,7 @@ import time
 from tqdm import tqdm
 
 from megatron.preprocessing.encoding import EncodedChunk
+from megatron.preprocessing.tally import Tally
 
 
 class Progress:
@@ -35,6 +36,14 @@ class Progress:
         self.documents = 0
         self.tokens = 0
         self.text_bytes = 0
+
+    def resume(self, done: Tally) -> None:
+        """Show as done what an earlier run did; its time is not known."""
+        if self._bar.disable:
+            return
+        units = done.documents[0] + done.empty[0] if self._by_documents else done.stored_bytes
+        self._bar.initial += units  # what the rate and the time that is left leave out
+        self._bar.update(units)
 
     def add(self, chunk: EncodedChunk) -> None:
         """Count a finished chunk. A document is counted once, however many keys it has."""

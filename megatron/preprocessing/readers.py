@@ -2,37 +2,79 @@
 
 The reading process only cuts at line ends and counts them; all work per document is the workers'.
 Only ``\\n`` ends a line: a U+2028 inside a string, or the ``\\r`` before a ``\\n``, does not.
+
+Every chunk says where it ends (:class:`Position`), so that a later run can go on from there, and what
+is read can be a part of a file (:class:`Span`), so that several machines can share one.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
+import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import IO
+from itertools import pairwise
+from typing import NamedTuple
 
 from megatron.errors import DataError
-from megatron.logging import get_logger
-from megatron.preprocessing.gzip_members import decompress_members, is_gzip
-from megatron.preprocessing.zstd_frames import decompress_frames, is_zstd
+from megatron.preprocessing.formats import (
+    ACCEPTED_ENDINGS,
+    BYTE_ORDER_MARK,
+    STANDARD_INPUT,
+    Format,
+    Source,
+    is_plain_lines,
+    open_input,
+    open_text,
+    plain_blocks,
+    say_what_it_is,
+    shown_name,
+)
+from megatron.preprocessing.parquet import is_parquet, load_pyarrow
+
+__all__ = [
+    "ACCEPTED_ENDINGS",
+    "CHUNK_BYTES",
+    "STANDARD_INPUT",
+    "Position",
+    "Span",
+    "TextChunk",
+    "check_inputs",
+    "cut",
+    "read_chunks",
+]
 
 # Text bytes of a chunk. Much larger costs memory per worker and evens out the load less well, much
 # smaller costs hand-over time. It changes nothing in the output.
 CHUNK_BYTES = 512 * 1024
 
-_KINDS = (".jsonl", ".json", ".txt")
-_PACKED = ("", ".zst", ".gz")
-ACCEPTED_ENDINGS = tuple(kind + packed for packed in _PACKED for kind in _KINDS)
+_COUNT_BYTES = 1024 * 1024
 
-STANDARD_INPUT = "-"
-"""In place of a file: JSON lines, compressed or not."""
 
-log = get_logger(__name__)
+class Position(NamedTuple):
+    """Between two lines of the input.
 
-_BLOCK_BYTES = 256 * 1024
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+    Attributes:
+        span: number of the span, from 0.
+        offset: bytes of its text before this place; of a plain file, bytes of the file.
+        line: number of the line that follows.
+    """
+
+    span: int = 0
+    offset: int = 0
+    line: int = 1
+
+
+BEGINNING = Position()
+
+
+@dataclass(frozen=True)
+class Span:
+    """A file, or the lines of a plain file that begin in the bytes from ``start`` to ``stop - 1``."""
+
+    path: str
+    start: int = 0
+    stop: int | None = None
 
 
 @dataclass(frozen=True)
@@ -40,20 +82,31 @@ class TextChunk:
     """Consecutive whole lines of one input file.
 
     Attributes:
-        path: the file, as the user named it.
+        path: the file, as messages call it.
         first_line: number of the first line, from 1.
         text: the lines, uncompressed; the last one may lack its newline at the end of the file.
         stored_bytes: bytes of the file on disk that were read for this chunk, for the progress bar.
+        end: where the next chunk begins.
+        counted_from: lines are counted from the first one that begins at this byte of a plain file.
+        unit: what a line stands for in the file.
     """
 
     path: str
     first_line: int
     text: bytes = field(repr=False)
     stored_bytes: int
+    end: Position = BEGINNING
+    counted_from: int = 0
+    unit: str = "line"
+
+    def place(self, line: int) -> str:
+        """File and line for a message. Only here are the lines before a span counted."""
+        before = _lines_before(self.path, self.counted_from) if self.counted_from else 0
+        return f"{self.path}, {self.unit} {before + line:d}"
 
 
 def check_inputs(paths: Iterable[str]) -> int:
-    """See that every input can be read, before any work starts.
+    """See that every input can be read, before any work starts, and say what is not what it seems.
 
     Returns:
         The bytes of all files on disk.
@@ -73,119 +126,152 @@ def check_inputs(paths: Iterable[str]) -> int:
         if os.path.isdir(path):
             raise DataError(f"{path}: is a folder; name the files in it")
         try:
-            with open(path, "rb") as file:
-                total += os.fstat(file.fileno()).st_size
+            with open_input(path) as file:
+                status = os.fstat(file.fileno())
+                # What is read of a pipe is gone.
+                head = Source(file).head if stat.S_ISREG(status.st_mode) else b""
         except OSError as error:
             raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+        total += status.st_size
+        say_what_it_is(path, head)
+        if is_parquet(head):
+            load_pyarrow(path)
     return total
 
 
-def read_chunks(paths: Iterable[str], chunk_bytes: int = CHUNK_BYTES) -> Iterator[TextChunk]:
-    """All lines of all files, in order, in chunks of about ``chunk_bytes``; a line is never cut.
+def cut(paths: Iterable[str], parts: int) -> list[tuple[Span, ...]]:
+    """The input in ``parts`` parts of about as many bytes on disk; joined, they are all of its lines.
 
-    Whether a file is compressed is seen from its first bytes, not from its name. A `.txt` is one line,
-    whose key is `text`.
+    A file of plain lines is cut anywhere; any other belongs whole to the part that its first byte is in.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    if parts == 1:
+        return [tuple(Span(path) for path in paths)]
+    files: list[tuple[str, int, bool]] = []
+    for path in paths:
+        with open_input(path) as file:
+            size, head = os.fstat(file.fileno()).st_size, Source(file).head
+        files.append((path, size, is_plain_lines(path, head)))
+    total = sum(size for _, size, _ in files)
+    bounds = [total * number // parts for number in range(parts + 1)]
+    spans: list[list[Span]] = [[] for _ in range(parts)]
+    begin = 0
+    for path, size, may_be_cut in files:
+        for part, (low, high) in enumerate(pairwise(bounds)):
+            start, stop = max(low - begin, 0), min(high - begin, size)
+            if may_be_cut and start < stop:
+                spans[part].append(Span(path, start, None if stop == size else stop))
+            elif not may_be_cut and size and low <= begin < high:
+                spans[part].append(Span(path))
+        begin += size
+    return [tuple(part) for part in spans]
+
+
+def read_chunks(
+    inputs: Iterable[str | Span],
+    chunk_bytes: int = CHUNK_BYTES,
+    how: Format = Format(),  # noqa: B008 - frozen
+    start: Position = BEGINNING,
+) -> Iterator[TextChunk]:
+    """All lines of all inputs, in order, in chunks of about ``chunk_bytes``; a line is never cut.
+
+    Args:
+        inputs: files, or spans of files.
+        chunk_bytes: text bytes of a chunk, about.
+        how: what to read of them.
+        start: where to begin: the ``end`` of a chunk of the same inputs.
 
     Raises:
         DataError: a file cannot be read, or a compressed one is cut or damaged.
     """
-    for path in paths:
+    for number, item in enumerate(inputs):
+        if number < start.span:
+            continue
+        span = Span(item) if isinstance(item, str) else item
+        place = start if number == start.span else Position(number)
         try:
-            with _open(path) as file:
-                yield from _chunks_of_file(file, path, chunk_bytes)
+            yield from _chunks_of_span(span, place, how, chunk_bytes)
         except OSError as error:
-            raise DataError(f"{path}: reading failed: {error.strerror or error}") from error
+            raise DataError(f"{span.path}: reading failed: {error.strerror or error}") from error
 
 
-def _open(path: str) -> IO[bytes]:
-    if path == STANDARD_INPUT:
-        return open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
-    return open(path, "rb", buffering=0)
+def _chunks_of_span(
+    span: Span, start: Position, how: Format, chunk_bytes: int
+) -> Iterator[TextChunk]:
+    name = shown_name(span.path)
+    with open_input(span.path) as file:
+        source = Source(file)
+        if is_plain_lines(span.path, source.head):
+            offset = _go_to(source, span.start, start.offset)
+            blocks, tell, unit = _lines_until(source, span.stop), source.tell, "line"
+        else:
+            text = open_text(file, source, span.path, how)
+            offset = start.offset
+            blocks, tell, unit = _skip(text.blocks, offset), text.tell, text.unit
+        line, position = start.line, tell()
+        for lines in _cut_at_line_ends(blocks, chunk_bytes):
+            before, position = position, tell()
+            first_line, line = line, line + lines.count(b"\n")
+            offset += len(lines)
+            end = Position(start.span, offset, line)
+            yield TextChunk(name, first_line, lines, position - before, end, span.start, unit)
 
 
-class _Source:
-    """A file read once from front to back, a pipe too.
+def _go_to(source: Source, first: int, offset: int) -> int:
+    """Go to ``offset`` of a plain file, or, where that is 0, to the first line from byte ``first`` on.
 
-    Attributes:
-        head: the first bytes, 4 or more unless there are fewer; :meth:`read` gives them as well.
+    Returns:
+        The byte of the file that is read next.
     """
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._position = 0
-        self.head = b""
-        while len(self.head) < 4 and (data := file.read(4 - len(self.head))):
-            self.head += data
-        self._again = self.head
-
-    def read(self, size: int = -1) -> bytes:
-        data, self._again = self._again, b""
-        data = data or self._file.read(size)
-        self._position += len(data)
-        return data
-
-    def tell(self) -> int:
-        """Bytes of the file that were read."""
-        return self._position
+    if not offset and not first:
+        return len(BYTE_ORDER_MARK) if source.skip(BYTE_ORDER_MARK) else 0
+    if not offset:
+        offset = first - 1  # a line begins at `first` if a newline stands before it
+        source.seek(offset)
+        for block in plain_blocks(source):
+            end = block.find(b"\n") + 1
+            offset += end or len(block)
+            if end:
+                break
+    source.seek(offset)
+    return offset
 
 
-def _chunks_of_file(file: IO[bytes], path: str, chunk_bytes: int) -> Iterator[TextChunk]:
-    source = _Source(file)
-    name = "standard input" if path == STANDARD_INPUT else path
-    blocks = _without_mark(_blocks(source, name, path))
-    if path.lower().removesuffix(".gz").removesuffix(".zst").endswith(".txt"):
-        texts = _one_document(blocks, name)
-    else:
-        texts = _cut_at_line_ends(blocks, chunk_bytes)
-    line, position = 1, 0
-    for text in texts:
-        before, position = position, source.tell()
-        yield TextChunk(name, line, text, position - before)
-        line += text.count(b"\n")
-
-
-def _blocks(source: _Source, name: str, path: str) -> Iterator[bytes]:
-    """The text, uncompressed as the first bytes demand; said where the name says otherwise."""
-    blocks, found = _plain_blocks(source), ""
-    if is_zstd(source.head):
-        blocks, found = decompress_frames(source, name), ".zst"
-    elif is_gzip(source.head):
-        blocks, found = decompress_members(source, name), ".gz"
-    named = next((ending for ending in _PACKED if ending and path.lower().endswith(ending)), "")
-    if found != named and source.head and path != STANDARD_INPUT:
-        log.warning("%s: is a %s file whatever its name, and read as that", name, found or "plain")
-    return blocks
-
-
-def _one_document(blocks: Iterator[bytes], name: str) -> Iterator[bytes]:
-    """The text as one line of JSON; none where it is empty."""
-    text = b"".join(blocks)
-    try:
-        document = text.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{name}: not UTF-8 at byte {error.start + 1:,}; convert the file first, with iconv"
-        ) from error
-    if document:
-        yield json.dumps({"text": document}, ensure_ascii=False).encode()
-
-
-def _plain_blocks(file: _Source) -> Iterator[bytes]:
-    while block := file.read(_BLOCK_BYTES):
+def _lines_until(source: Source, stop: int | None) -> Iterator[bytes]:
+    """From a line's first byte to the end of the last line that begins before byte ``stop``."""
+    position = source.tell()
+    if stop is not None and position >= stop:
+        return
+    for block in plain_blocks(source):
+        after, position = position, position + len(block)
+        if stop is not None and position >= stop:
+            end = block.find(b"\n", max(stop - 1 - after, 0))
+            if end >= 0:
+                yield block[: end + 1]
+                return
         yield block
 
 
-def _without_mark(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """Leave out the byte order mark that some editors put in front of UTF-8."""
-    head = b""
+def _skip(blocks: Iterator[bytes], count: int) -> Iterator[bytes]:
+    """``blocks`` without their first ``count`` bytes."""
     for block in blocks:
-        head += block
-        if len(head) >= len(_BYTE_ORDER_MARK):
+        if count < len(block):
+            yield block[count:]
             break
-    head = head.removeprefix(_BYTE_ORDER_MARK)
-    if head:
-        yield head
+        count -= len(block)
     yield from blocks
+
+
+def _lines_before(path: str, first: int) -> int:
+    """Lines of a plain file before the first one that begins at byte ``first`` or later."""
+    lines, rest = 1, first - 1  # the last of them ends at byte `first - 1` or later
+    with open(path, "rb") as file:
+        while rest and (block := file.read(min(_COUNT_BYTES, rest))):
+            lines += block.count(b"\n")
+            rest -= len(block)
+    return lines
 
 
 def _cut_at_line_ends(blocks: Iterator[bytes], chunk_bytes: int) -> Iterator[bytes]:

@@ -23,8 +23,9 @@ from megatron.errors import DataError
 from megatron.logging import configure, get_logger
 from megatron.preprocessing.cli import add_input_arguments, stop_cleanly_on_sigterm
 from megatron.preprocessing.documents import parse_documents, replace_lone_surrogates
+from megatron.preprocessing.formats import STANDARD_INPUT, Format
 from megatron.preprocessing.inputs import input_files
-from megatron.preprocessing.readers import STANDARD_INPUT, check_inputs, read_chunks
+from megatron.preprocessing.readers import check_inputs, read_chunks
 
 log = get_logger(__name__)
 
@@ -46,6 +47,7 @@ class TokenizerTrainingSettings:
         split: learn from the training documents of this split only (``90,10,0``), the same ones that
             training takes from the token files of this input; None for all.
         min_frequency: occurrences that a pair needs to become an entry.
+        txt_separator: what stands between the documents of a .txt; None where it is one document.
     """
 
     inputs: tuple[str, ...]
@@ -54,6 +56,7 @@ class TokenizerTrainingSettings:
     jsonl_keys: tuple[str, ...] = ("text",)
     split: str | None = None
     min_frequency: int = 2
+    txt_separator: str | None = None
 
 
 def train_tokenizer(settings: TokenizerTrainingSettings) -> tokenizers.Tokenizer:
@@ -96,7 +99,8 @@ def train_tokenizer(settings: TokenizerTrainingSettings) -> tokenizers.Tokenizer
 def _texts(settings: TokenizerTrainingSettings) -> Iterator[tuple[str, int, str]]:
     """Key, number among the documents of that key, and text of every document that is not empty."""
     seen: Counter[str] = Counter()
-    for chunk in read_chunks(settings.inputs):
+    how = Format(settings.jsonl_keys, settings.txt_separator)
+    for chunk in read_chunks(settings.inputs, how=how):
         for document in parse_documents(chunk, settings.jsonl_keys):
             for key, text in zip(settings.jsonl_keys, document, strict=True):
                 if text:
@@ -170,6 +174,7 @@ def settings_from(parsed: argparse.Namespace) -> TokenizerTrainingSettings:
         jsonl_keys=tuple(parsed.jsonl_keys),
         split=parsed.split,
         min_frequency=parsed.min_frequency,
+        txt_separator=parsed.txt_separator,
     )
 
 

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import signal
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
+from typing import TypeVar
 
 from megatron.errors import NeoXError
-from megatron.preprocessing.encoding import ChunkEncoder, EncodedChunk, EncoderRecipe
+from megatron.preprocessing.encoding import EncodedChunk, EncoderRecipe
 from megatron.preprocessing.readers import TextChunk
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -40,17 +45,23 @@ def main(descriptor: int) -> None:
 
 
 def _serve(connection: Connection, recipe: EncoderRecipe) -> None:
-    encode: ChunkEncoder | None = None
+    # At once, while the parent still prepares; a failure is the answer to each chunk.
+    encode = _attempt(recipe.build, "while loading the tokenizer")
     while True:
         chunk: TextChunk = connection.recv()
         answer: EncodedChunk | Failure
-        try:
-            # Built here, so that a failure to build is the answer to the first chunk.
-            encode = encode or recipe.build()
-            answer = encode(chunk)
-        except NeoXError as error:
-            answer = Failure(str(error), is_users=True)
-        except BaseException:  # noqa: BLE001 - a panic of the Rust tokenizer is no Exception
-            text = f"while encoding {chunk!r}:\n{traceback.format_exc()}"
-            answer = Failure(text, is_users=False)
+        if isinstance(encode, Failure):
+            answer = encode
+        else:
+            answer = _attempt(partial(encode, chunk), f"while encoding {chunk!r}")
         connection.send(answer)
+
+
+def _attempt(action: Callable[[], T], doing: str) -> T | Failure:
+    """What ``action`` returns, or what went wrong in it."""
+    try:
+        return action()
+    except NeoXError as error:
+        return Failure(str(error), is_users=True)
+    except BaseException:  # noqa: BLE001 - a panic of the Rust tokenizer is no Exception
+        return Failure(f"{doing}:\n{traceback.format_exc()}", is_users=False)

@@ -71,6 +71,11 @@ def has_native_half_matmul() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+def has_flash_attention(device: torch.device) -> bool:
+    """Whether PyTorch's flash attention runs there; it wants compute capability 8.0."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
 def pins_memory(device: torch.device) -> bool:
     """Whether page-locked memory on the host speeds up copies to ``device``."""
     return device.type == "cuda"

@@ -49,12 +49,17 @@ def temporary_name(path: Path) -> Path:
     return path.with_name(TEMPORARY_PREFIX + path.name)
 
 
-def replace_file(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes, *, flush: bool = True) -> None:
     """Give ``path`` new content at once: a reader sees the old file or the new one, whole.
 
-    Processes may do so at the same time; the last one's content stays.
+    Processes may do so at the same time; the last one's content stays. Without ``flush`` it may be cut
+    after a crash of the machine: for what can be found out again.
     """
     temporary = temporary_name(path.with_name(f"{path.name}-{os.getpid()}"))
+    if not flush:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+        return
     write_file(temporary, content)
     os.replace(temporary, path)
     sync_folder(path.parent)

@@ -43,8 +43,16 @@ class Tokenizer(ABC):
         """What encodes texts in bulk (:meth:`tokenize_packed`); never a matter of which ids."""
         return "this project"
 
-    def trust(self, engine: str) -> None:  # noqa: B027 - most kinds have nothing to prove
-        """Use :attr:`engine` as another process found it for the same files, without proof anew."""
+    def trust(self, engine: str | None) -> None:  # noqa: B027 - most kinds have nothing to prove
+        """Use :attr:`engine` as another process found it for the same files, without proof anew.
+
+        None takes the fastest that can be made: another process is about to prove it.
+        """
+
+    @property
+    def disproved(self) -> bool:
+        """Whether :attr:`engine` found that the fastest gives other ids, against :meth:`trust` in None."""
+        return False
 
     @property
     @abstractmethod

@@ -12,7 +12,8 @@ Three kinds, as in GPT-NeoX:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from megatron.errors import TokenizerError
 from megatron.tokenizer.abstract import TokenBatch, Tokenizer
-from megatron.tokenizer.byte_level import FastBytePairs, NotFast, fast_engine
+from megatron.tokenizer.byte_level import FastBytePairs, NotFast, OtherIds, fast_engine
 from megatron.tokenizer.long_texts import groups, may_be_cut, pieces
 from megatron.tokenizer.vocab_files import fingerprint, parse_json_object, read_bytes
 
@@ -60,23 +61,32 @@ class HuggingFaceTokenizer(Tokenizer):
         self._pad = next((vocab[t] for t in _PAD_TOKENS if t in vocab), None)
         self._may_be_cut: bool | None = None  # until the library encodes in bulk
         self._fast: FastBytePairs | None = None
+        self._disproved = False
         self._engine_name: str | None = None  # until it is asked for: the proof takes a while
 
     @property
     def engine(self) -> str:
         if self._engine_name is None:
-            try:
-                self._fast = fast_engine(self._engine)
-            except NotFast as reason:
-                self._engine_name = f"the tokenizers library ({reason})"
-            else:
-                self._engine_name = _TIKTOKEN
+            self._engine_name = self._choose_engine(fast_engine)
         return self._engine_name
 
-    def trust(self, engine: str) -> None:
-        if engine == _TIKTOKEN:
-            self._fast = FastBytePairs(self._engine, proved=True)
+    @property
+    def disproved(self) -> bool:
+        return self._disproved
+
+    def trust(self, engine: str | None) -> None:
+        if engine is None or engine == _TIKTOKEN:
+            engine = self._choose_engine(partial(FastBytePairs, proved=True))
         self._engine_name = engine
+
+    def _choose_engine(self, make: Callable[[tokenizers.Tokenizer], FastBytePairs]) -> str:
+        """Take the fast engine where ``make`` can; the name of what encodes in bulk from now on."""
+        try:
+            self._fast = make(self._engine)
+        except NotFast as reason:
+            self._disproved = isinstance(reason, OtherIds)
+            return f"the tokenizers library ({reason})"
+        return _TIKTOKEN
 
     @property
     def vocab_size(self) -> int:

@@ -13,6 +13,7 @@ from torch import nn
 from megatron.data.loader import StepBatch
 from megatron.losses import loss_sum
 from megatron.mpu import ParallelGroups
+from megatron.training.forward import logits_of
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,11 @@ def total_loss(
     total = torch.zeros(2, dtype=torch.float64, device=device)
     try:
         for batch in batches:
-            tokens, mask = batch.tokens.to(device), batch.loss_mask.to(device)
-            for micro in range(tokens.shape[0]):
-                logits = model(tokens[micro, :, :-1])
-                total[0] += loss_sum(logits, tokens[micro, :, 1:], mask[micro], groups)
-                total[1] += mask[micro].sum()
+            there = batch.to(device)
+            for micro, mask in enumerate(there.loss_mask):
+                logits = logits_of(model, there, micro)
+                total[0] += loss_sum(logits, there.targets[micro], mask, groups)
+                total[1] += mask.sum()
     finally:
         model.train(was_training)
     if groups.get_data_parallel_world_size() > 1:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from megatron.data.boundaries import Boundaries
 from megatron.data.datasets import DataSplits, Samples
 from megatron.data.loader import build_step_loader
 from megatron.data.samplers import evaluation_first_sample
@@ -76,6 +77,7 @@ class EvaluationPlan:
             # Evaluations are short: starting workers would take longer than they save.
             num_workers=0,
             eod_id=parts.tokenizer.eod if self._args.data.eod_mask_loss else None,
+            boundaries=Boundaries.of(self._args.data),
         )
         try:
             return total_loss(self._model, loader, parts.groups, parts.device).mean

@@ -15,8 +15,10 @@ from megatron.checkpointing import (
     load_weights,
     save_checkpoint,
 )
+from megatron.data.boundaries import Boundaries
 from megatron.data.datasets import DataSplits, build_datasets
 from megatron.data.loader import StepLoader, build_step_loader
+from megatron.data.sources import order_of
 from megatron.data.splits import samples_wanted
 from megatron.logging import get_logger
 from megatron.neox_arguments import BatchSizes, NeoXArgs
@@ -41,6 +43,7 @@ from megatron.training.setup import (
     build_model,
     build_parts,
     build_schedule,
+    padding_id,
     total_steps,
     with_train_iters,
 )
@@ -128,7 +131,7 @@ def _build_data(
         training.eval_iters,
         batch.global_batch_size,
     )
-    if resumed is not None and args.data.data_order == "epochs":
+    if resumed is not None and order_of(args.data) == "epochs":
         # What is still to come follows what was read, which another batch size may have made more.
         state = RunState.from_dict(resumed.state)
         to_come = max(0, total_steps(args) - state.step) * batch.global_batch_size
@@ -142,6 +145,7 @@ def _build_data(
         vocab_size=parts.tokenizer.vocab_size,
         data_parallel_size=batch.data_parallel_size,
         train_epochs=training.train_epochs,
+        pad_id=padding_id(args, parts.tokenizer),
     )
 
 
@@ -243,6 +247,7 @@ def _train_loader(run: _Run) -> StepLoader:
         data_rank=run.parts.groups.get_data_parallel_rank(),
         num_workers=run.args.data.num_workers,
         eod_id=run.parts.tokenizer.eod if run.args.data.eod_mask_loss else None,
+        boundaries=Boundaries.of(run.args.data),
         pin_memory=pins_memory(run.parts.device),
     )
 

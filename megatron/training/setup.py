@@ -67,6 +67,17 @@ def build_parts(args: NeoXArgs, world: World) -> Parts:
     )
 
 
+def padding_id(args: NeoXArgs, tokenizer: Tokenizer) -> int:
+    """What fills samples that are not full: the padding token, else the end of a document.
+
+    Raises:
+        TokenizerError: there are such samples, and the vocabulary has neither.
+    """
+    if args.data.pack_impl == "packed":
+        return 0  # all samples are full
+    return tokenizer.eod if tokenizer.pad is None else tokenizer.pad
+
+
 def build_model(args: NeoXArgs, parts: Parts) -> GPT2Model:
     """The model with its initial weights, in fp32 on the CPU."""
     return GPT2Model(
@@ -109,6 +120,7 @@ def with_train_iters(args: NeoXArgs, batch: BatchSizes, world: World) -> NeoXArg
         args.data,
         epochs=args.training.train_epochs,
         seq_length=args.model.seq_length,
+        seed=args.training.seed,
         global_batch_size=batch.global_batch_size,
         world=world,
     )

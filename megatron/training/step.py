@@ -23,6 +23,7 @@ from megatron.losses import loss_sum
 from megatron.mpu import ParallelGroups
 from megatron.optimizers import clip_gradients, global_grad_norm
 from megatron.runtime.seeds import seed_dropout
+from megatron.training.forward import logits_of
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,9 @@ def train_step(
     groups = settings.groups
     for group in engine.optimizer.param_groups:
         group["lr"] = learning_rate
-    tokens = batch.tokens.to(settings.device, non_blocking=True)
-    mask = batch.loss_mask.to(settings.device, non_blocking=True)
-    micro_batches, data_size = tokens.shape[0], groups.get_data_parallel_world_size()
+    batch = batch.to(settings.device)
+    mask, micro_batches = batch.loss_mask, len(batch.tokens)
+    data_size = groups.get_data_parallel_world_size()
     # Both stay on the device, so that the forward pass need not wait for them.
     valid = _global_count(mask, groups)
     scale = (micro_batches * data_size / valid).float()
@@ -93,8 +94,8 @@ def train_step(
                 data_rank=groups.get_data_parallel_rank(),
                 model_rank=groups.get_model_parallel_rank(),
             )
-        logits = engine(tokens[micro, :, :-1])
-        loss = loss_sum(logits, tokens[micro, :, 1:], mask[micro], groups)
+        logits = logits_of(engine, batch, micro)
+        loss = loss_sum(logits, batch.targets[micro], mask[micro], groups)
         local_sum += loss.detach()
         engine.backward(loss * scale)
         if micro + 1 < micro_batches:

@@ -130,7 +130,7 @@ def blend(
 
 def members_read(data: DataSplits) -> list[int]:
     assert data.train is not None
-    return [int(data.train[i][0]) // 1000 for i in range(len(data.train))]
+    return [int(data.train[i].tokens[0]) // 1000 for i in range(len(data.train))]
 
 
 def test_samples_are_the_members_own_in_their_order(
@@ -143,7 +143,10 @@ def test_samples_are_the_members_own_in_their_order(
     assert members_read(data) == [0, 0, 1, 0, 0, 1, 0, 0, 0, 1] * 2 + [0, 0, 1, 0, 0]
     taken = [0, 0]
     for i, member in enumerate(members_read(data)):
-        assert data.train[i].tolist() == data.train.members[member][taken[member]].tolist()
+        assert (
+            data.train[i].tokens.tolist()
+            == data.train.members[member][taken[member]].tokens.tolist()
+        )
         taken[member] += 1
     assert taken == data.train.given.tolist() == [18, 7]
     # ceil(25 × 0.3 × 1.005) = 8 samples: 65 tokens, two epochs of 55; the other 18: one of 220.
@@ -156,7 +159,7 @@ def test_samples_are_the_members_own_in_their_order(
     ):
         data.train[25]
     received = pickle.loads(pickle.dumps(data.train))
-    assert received[24].tolist() == data.train[24].tolist()
+    assert received[24].tokens.tolist() == data.train[24].tokens.tolist()
 
 
 def test_the_order_of_turns_is_stored_and_found_again(tmp_path: Path) -> None:
@@ -213,7 +216,9 @@ def test_exact_multiples_of_an_epoch(tmp_path: Path, order: str, epochs: int) ->
     settings = data_args(
         Path("unused"), data_path=None, train_data_paths=tuple(paths), data_order=order
     )
-    length = run_length(settings, epochs=epochs, seq_length=8, global_batch_size=1, world=World())
+    length = run_length(
+        settings, epochs=epochs, seq_length=8, seed=1, global_batch_size=1, world=World()
+    )
     data = blend(paths, length.steps, train_epochs=epochs, data_order=order)
     facts = data.facts.splits["train"]
     assert facts.epochs == epochs
@@ -257,7 +262,7 @@ def test_a_longer_run_reads_the_same_at_its_start(tmp_path: Path) -> None:
     assert long.train is not None
     assert short.index_keys == long.index_keys
     for i in range(10):
-        assert short.train[i].tolist() == long.train[i].tolist()
+        assert short.train[i].tokens.tolist() == long.train[i].tokens.tolist()
 
 
 def test_splits_have_their_own_files(tmp_path: Path) -> None:
@@ -272,7 +277,7 @@ def test_splits_have_their_own_files(tmp_path: Path) -> None:
         settings, seq_length=8, seed=1, wanted=SampleCounts(8, 4, 4), world=World()
     )
     assert data.valid is not None
-    assert {int(data.valid[i][0]) // 1000 for i in range(4)} == {2}
+    assert {int(data.valid[i].tokens[0]) // 1000 for i in range(4)} == {2}
     assert data.test is None
     assert "test_data_paths is not set: there is no test split" in data.facts.warnings
     assert (data.facts.documents, data.facts.tokens) == (27, 297)

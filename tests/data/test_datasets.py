@@ -52,7 +52,7 @@ def test_samples_are_the_tokens_of_the_shuffled_documents(
     stream = [t for document in train.maps.doc_idx.tolist() for t in documents[document]]
     seen = []
     for i in range(len(train)):
-        sample = train[i]
+        sample = train[i].tokens
         assert sample.dtype == np.int64
         assert sample.shape == (seq_length + 1,)
         row = int(train.maps.shuffle_idx[i])
@@ -71,7 +71,7 @@ def test_the_last_sample_counts_and_nothing_lies_beyond_it(tmp_path: Path) -> No
     train = build(write_documents(tmp_path / "d", letters(5))).train  # 55 tokens, 6 samples
     assert train is not None
     assert len(train) == 6
-    ends = [int(train[i][-1]) for i in range(6)]
+    ends = [int(train[i].tokens[-1]) for i in range(6)]
     last_document = int(train.maps.doc_idx[-1])
     assert last_document * 11 + 4 in ends  # token 48 of 55: the sixth sample
     for beyond in (6, -1, np.int64(7)):
@@ -85,7 +85,9 @@ def test_a_dataset_travels_as_the_names_of_its_files(tmp_path: Path) -> None:
     assert len(sent) < 1000
     received = pickle.loads(sent)
     assert train is not None
-    assert [received[i].tolist() for i in range(6)] == [train[i].tolist() for i in range(6)]
+    assert [received[i].tokens.tolist() for i in range(6)] == [
+        train[i].tokens.tolist() for i in range(6)
+    ]
 
 
 def test_documents_of_a_split_are_numbered_in_the_file(tmp_path: Path) -> None:
@@ -146,7 +148,7 @@ def test_evaluation_on_very_little_goes_on_and_is_said(tmp_path: Path, order: st
     data = build(prefix, (6, 2, 0), split="19,1,0", data_order=order)
     if order == "neox":
         assert data.valid is not None
-        assert sorted(data.valid[1].tolist()) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+        assert sorted(data.valid[1].tokens.tolist()) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
         assert "reads them repeatedly" in data.facts.warnings[0]
     else:
         assert data.valid is None
@@ -198,7 +200,7 @@ def test_the_order_key_tells_what_would_change_the_samples(tmp_path: Path) -> No
     assert longer.train is not None
     assert len(longer.train) == 3 * len(epochs.train)
     for i in range(len(epochs.train)):
-        assert epochs.train[i].tolist() == longer.train[i].tolist()
+        assert epochs.train[i].tokens.tolist() == longer.train[i].tokens.tolist()
 
     changes = describe_difference(
         base.order_facts["train"], build(prefix, (60, 0, 0), seed=1).order_facts["train"]

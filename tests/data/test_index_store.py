@@ -23,16 +23,24 @@ from megatron.data.splits import SampleCounts
 from megatron.errors import DataError, NeoXError
 from megatron.runtime import fs_barrier
 from megatron.runtime.world import World
+from tests.support.late_listing import LateListing
 from tests.support.ranks import run_outcomes, run_ranks
 
 Arrays = dict[str, list[Any]]
 
 
-def start(prefix: Path, world: World | None = None, **changes: Any) -> DataSplits:
+def start(
+    prefix: Path,
+    world: World | None = None,
+    *,
+    seq_length: int = 8,
+    seed: int = 1234,
+    **changes: Any,
+) -> DataSplits:
     return build_datasets(
         data_args(prefix, **changes),
-        seq_length=8,
-        seed=1234,
+        seq_length=seq_length,
+        seed=seed,
         wanted=SampleCounts(6, 2, 2),
         world=world or World(),
     )
@@ -144,6 +152,24 @@ def test_changed_data_is_indexed_again(prefix: Path) -> None:
     assert len(list((prefix.parent / "index_store").glob("*/manifest.json"))) == 3
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"split": "4,1,0"}, {"seed": 7}, {"seq_length": 5}, {"data_order": "epochs"}],
+    ids=str,
+)
+def test_another_configuration_has_an_index_of_its_own(
+    prefix: Path, change: dict[str, Any]
+) -> None:
+    first, folder = arrays_of(start(prefix)), the_maps(prefix)
+    before = mtimes(folder)
+    other = arrays_of(start(prefix, **change))
+    # The same as where nothing was there before.
+    fresh = write_documents(prefix.parent.parent / "fresh" / "d", letters(5))
+    assert other == arrays_of(start(fresh, **change)) != first
+    assert mtimes(folder) == before
+    assert arrays_of(start(prefix)) == first
+
+
 @pytest.mark.parametrize("damage", ["cut", "remove", "manifest"])
 def test_damaged_maps_are_built_again(prefix: Path, damage: str) -> None:
     expected = arrays_of(start(prefix))
@@ -251,15 +277,36 @@ def start_slowly(world: World, prefix: Path, seconds: float) -> tuple[int, Array
 
 @pytest.mark.ranks
 def test_a_slow_builder_is_waited_for(prefix: Path) -> None:
-    (_, first, _), (_, second, waited) = run_ranks(2, start_slowly, prefix, 5.0)
+    (_, first, _), (_, second, waited) = run_ranks(2, start_slowly, prefix, 2.0)
     assert first == second
-    assert waited > 5
+    assert waited > 2
     assert len(list((prefix.parent / "index_store").glob("*/manifest.json"))) == 1
     before = mtimes(prefix.parent)
     (_, third, _), (_, fourth, seconds) = run_ranks(2, start_slowly, prefix, 60.0)
     assert third == fourth == first
     assert seconds < 5
     assert mtimes(prefix.parent) == before
+
+
+def start_late(world: World, prefix: Path) -> tuple[Arrays, float, list[str]]:
+    """Entries of folders show up for rank 1 two seconds after rank 0 has made them."""
+    late = LateListing(2.0)
+    if world.rank == 1:
+        fs_barrier.list_folder = late
+        late(prefix.parent / "index_store")
+    world.barrier()
+    begin = time.monotonic()
+    arrays = arrays_of(start(prefix, world))
+    return arrays, time.monotonic() - begin, sorted(late.hid)
+
+
+@pytest.mark.ranks
+def test_what_a_network_file_system_shows_late_is_waited_for(prefix: Path) -> None:
+    (prefix.parent / "index_store").mkdir()
+    (first, _, _), (second, waited, hidden) = run_ranks(2, start_late, prefix)
+    assert first == second
+    assert the_maps(prefix).name in hidden
+    assert waited > 2
 
 
 def start_failing(world: World, prefix: Path) -> None:

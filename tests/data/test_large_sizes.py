@@ -28,7 +28,7 @@ def prefix(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     doc_idx = np.arange(COUNT + 1, dtype=np.int64)
     with open(tmp_path / "d.idx", "wb") as file:
         if request.param == "cached":
-            write_cached_index(file, sizes, doc_idx)
+            write_cached_index(file, sizes, len(doc_idx), [doc_idx])
         else:
             file.write(MMAP_MAGIC + FIELDS.pack(1, 4, COUNT, COUNT + 1) + sizes.tobytes())
             file.write((doc_idx[:-1] * DOCUMENT * 4).tobytes() + doc_idx.tobytes())
@@ -65,7 +65,7 @@ def test_samples_cross_the_documents_in_their_order(prefix: Path) -> None:
     shuffled = train.maps.shuffle_idx.tolist()
     for place in (1, 2):  # where one document ends and the next one starts
         token = place * DOCUMENT
-        sample = train[shuffled.index(token // SEQ_LENGTH)]
+        sample = train[shuffled.index(token // SEQ_LENGTH)].tokens
         at = token % SEQ_LENGTH
         assert sample[at - 1 : at + 1].tolist() == [
             10 * order[place - 1] + 2,

@@ -67,7 +67,7 @@ def test_steps_are_the_samples_of_the_counter(train: SampleDataset, workers: int
         c = step.first_sample
         numbers = [[c + 2, c + 3], [c + 6, c + 7], [c + 10, c + 11]]
         assert step.tokens.dtype == torch.int64
-        assert step.tokens.tolist() == [[train[n].tolist() for n in row] for row in numbers]
+        assert step.tokens.tolist() == [[train[n].tokens.tolist() for n in row] for row in numbers]
         assert step.loss_mask.shape == (3, 2, 8)
         assert step.loss_mask.dtype == torch.bool
         assert bool(step.loss_mask.all())
@@ -262,5 +262,5 @@ def test_workers_of_two_ranks_beside_collectives(train: SampleDataset) -> None:
     first, second = run_ranks(2, read_with_workers, prefix)
     for step in range(4):
         c = 4 * step
-        assert first[step] == [[train[c].tolist(), train[c + 1].tolist()]]
-        assert second[step] == [[train[c + 2].tolist(), train[c + 3].tolist()]]
+        assert first[step] == [[train[c].tokens.tolist(), train[c + 1].tokens.tolist()]]
+        assert second[step] == [[train[c + 2].tokens.tolist(), train[c + 3].tokens.tolist()]]

@@ -121,7 +121,7 @@ def test_samples_are_the_same(tmp_path: Path, impl: str) -> None:
     ]
     assert datasets[0] is not None
     assert datasets[1] is not None
-    assert [s.tolist() for s in datasets[0]] == [s.tolist() for s in datasets[1]]
+    assert [s.tokens.tolist() for s in datasets[0]] == [s.tokens.tolist() for s in datasets[1]]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""mmap_warmup: once per node, all of the file, and not more than fits."""
+"""mmap_warmup: once per node, all of the files, and not more than fits."""
 
 from __future__ import annotations
 
@@ -7,48 +7,68 @@ from pathlib import Path
 
 import pytest
 
-from megatron.data import warmup
-from megatron.data.warmup import available_memory, warm_up
+from megatron.data import parallel_read, warmup
+from megatron.data.parallel_read import Reading, read_files
+from megatron.data.warmup import warm_up
+from megatron.errors import BarrierError, DataError
 from megatron.runtime.world import World
+from tests.support.ranks import run_ranks
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / "d.bin"
-    path.write_bytes(bytes(1000))
-    return path
+def files(tmp_path: Path) -> list[str]:
+    for name, size in (("a.bin", 1000), ("b.bin", 0), ("c.bin", 300)):
+        (tmp_path / name).write_bytes(bytes(range(100)) * (size // 100))
+    return [str(tmp_path / name) for name in ("a.bin", "b.bin", "c.bin")]
 
 
-def test_the_whole_file_is_read(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warmup, "_PIECE", 300)
-    read = []
-    touch = warmup._touch
-    monkeypatch.setattr(
-        warmup, "_touch", lambda descriptor, at: read.append((at, touch(descriptor, at))) or 0
-    )
-    assert warm_up(file, World())
-    assert sorted(read) == [(0, 300), (300, 300), (600, 300), (900, 100)]
+def test_files_are_read_whole_in_pieces(files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel_read, "PIECE", 300)
+    taken: dict[tuple[str, int], bytes] = {}
+    counted: list[int] = []
+
+    def reading(path: str) -> Reading:
+        return Reading(
+            path,
+            Path(path).stat().st_size,
+            lambda first, piece: taken.update({(path, first): piece}),
+        )
+
+    read_files([reading(path) for path in files], counted.append)
+    assert sorted(counted) == [100, 300, 300, 300, 300]
+    for path in files:
+        pieces = [taken[key] for key in sorted(taken) if key[0] == path]
+        assert b"".join(pieces) == Path(path).read_bytes()
 
 
-def test_one_process_of_a_node_reads(file: Path) -> None:
-    assert warm_up(file, World(rank=2, size=4, local_rank=0, local_size=2))
-    assert not warm_up(file, World(rank=3, size=4, local_rank=1, local_size=2))
+def test_a_file_that_shrinks_is_said(files: list[str]) -> None:
+    with pytest.raises(DataError, match=r"a\.bin: has 1,000 bytes now, 1,001 when it was opened"):
+        read_files([Reading(files[0], 1001, lambda first, piece: None)], lambda nbytes: None)
+
+
+def test_the_first_process_reads(files: list[str]) -> None:
+    assert warm_up(files, World()) == 1300
+
+
+def warm_up_here(world: World, files: list[str]) -> int:
+    return warm_up(files, world)
+
+
+@pytest.mark.ranks
+def test_one_process_of_a_node_reads(files: list[str]) -> None:
+    assert run_ranks(2, warm_up_here, files) == [1300, 0]
 
 
 def test_what_does_not_fit_is_left_alone(
-    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    files: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Each file would fit by itself."""
     monkeypatch.setattr(logging.getLogger("megatron"), "propagate", True)
-    monkeypatch.setattr(warmup, "available_memory", lambda: 999)
-    assert not warm_up(file, World())
+    monkeypatch.setattr(warmup, "available_memory", lambda: 1299)
+    assert warm_up(files, World()) == 0
     assert "not read ahead" in caplog.text
-    assert available_memory() > 2**20
 
 
-def test_a_container_has_less_memory_than_its_machine(tmp_path: Path) -> None:
-    (tmp_path / "memory.max").write_text("1000\n")
-    (tmp_path / "memory.current").write_text("700\n")
-    (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 200\n")
-    assert warmup._control_group_rooms(tmp_path)[-1] == 500
-    (tmp_path / "memory.max").write_text("max\n")
-    assert warmup._control_group_rooms(tmp_path) == []
+def test_a_missing_file_stops_the_run(files: list[str]) -> None:
+    with pytest.raises(BarrierError, match=r"nowhere\.bin"):
+        warm_up([*files, "nowhere.bin"], World())

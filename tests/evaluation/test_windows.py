@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from megatron.data.boundaries import Boundaries
 from megatron.evaluation.windows import Windows
 
 
@@ -59,3 +60,22 @@ def test_every_token_once(lengths: list[int], seq_length: int, size: int, ranks:
             # What stands before each predicted token in its window is what precedes it in the text.
             assert (tokens[:, :-1][mask] + 1 == tokens[:, 1:][mask]).all()
     assert sorted(predicted) == stream[1:]
+
+
+@given(lengths=st.lists(st.integers(0, 12), min_size=1, max_size=8), seq_length=st.integers(1, 9))
+def test_windows_know_where_documents_begin(lengths: list[int], seq_length: int) -> None:
+    asked = Boundaries(reset_position_ids=True, reset_attention_mask=False)
+    documents = [[number] * length for number, length in enumerate(lengths)]
+    stream = [token for document in documents for token in document]
+    windows = Windows(
+        Lists(*documents), 0, len(documents), seq_length=seq_length, filler=99, boundaries=asked
+    )
+    begin = 0
+    for batch in windows.batches(size=2):
+        assert batch.documents is not None
+        assert batch.documents.boundaries == asked
+        for inputs, starts in zip(batch.inputs[0], batch.documents.starts[0], strict=True):
+            assert inputs.tolist() == (stream[begin:] + [99] * seq_length)[:seq_length]
+            changes = (inputs.diff() != 0).nonzero().flatten() + 1
+            assert [n for n in starts.tolist() if n < seq_length] == [0, *changes.tolist()]
+            begin += seq_length

@@ -26,6 +26,10 @@ def refusal(**changes: Any) -> str:
         ({"train_epochs": 2, "train_iters": 3}, "train_epochs: train_iters is given too: keep one"),
         ({"train_epochs": 0}, "train_epochs: found 0"),
         (
+            {"data_local_cache_limit_gb": 100},
+            "data_local_cache_limit_gb: limits the copies in data_local_cache_dir, which is not set",
+        ),
+        (
             {"train_data_paths": ["a"], "data_path": "b"},
             "train_data_paths: data_path is given too, which would be split",
         ),
@@ -106,6 +110,10 @@ def refusal(**changes: Any) -> str:
         ({"split": "0,0,0"}, 'split: found "0,0,0", expected three shares'),
         ({"split": "1,1,1,1"}, 'split: found "1,1,1,1", expected three shares'),
         ({"data_path": "d/x.bin"}, "data_path: d/x.bin names one file of a pair: take .bin off"),
+        (
+            {"reset_position_ids": True, "pos_emb": "none"},
+            "reset_position_ids: pos_emb is none: there are no positions to reset",
+        ),
         ({"checkpoint_factor": 2.5}, "checkpoint_factor: 2.5 is no whole number of steps"),
         (
             {"checkpoint_factor": 1, "checkpoint_scale": "log"},

@@ -51,6 +51,10 @@ def test_keys_that_are_not_gpt_neoxs_are_few_and_ours() -> None:
         "allow_data_change",
         "eval_same_samples",
         "use_node_local_storage",
+        "data_local_cache_dir",
+        "data_local_cache_limit_gb",
+        "reset_position_ids",
+        "reset_attention_mask",
     }
 
 

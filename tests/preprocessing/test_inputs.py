@@ -19,7 +19,7 @@ from megatron.preprocessing.documents import Tolerance, parse_documents
 from megatron.preprocessing.engine import PreprocessSettings, preprocess
 from megatron.preprocessing.gzip_members import decompress_members
 from megatron.preprocessing.inputs import input_files
-from megatron.preprocessing.readers import TextChunk, read_chunks
+from megatron.preprocessing.readers import TextChunk, check_inputs, read_chunks
 
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "datasets" / "preprocess_data.py"
 
@@ -90,9 +90,11 @@ def test_gzip_and_text_files(tmp_path: Path) -> None:
 def test_an_ending_that_lies_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "a.jsonl.zst").write_bytes(b'{"text": "a"}')
     assert texts_of(tmp_path / "a.jsonl.zst") == ["a"]
+    check_inputs([str(tmp_path / "a.jsonl.zst")])
     assert "a.jsonl.zst: is a plain file whatever its name" in caplog.text
     (tmp_path / "b.jsonl").write_bytes(gzip.compress(b'{"text": "b"}'))
     assert texts_of(tmp_path / "b.jsonl") == ["b"]
+    check_inputs([str(tmp_path / "b.jsonl")])
     assert "b.jsonl: is a .gz file whatever its name" in caplog.text
 
 

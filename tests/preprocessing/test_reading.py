@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron.errors import DataError
-from megatron.preprocessing import readers
+from megatron.preprocessing import formats, readers
 from megatron.preprocessing.readers import check_inputs, read_chunks
 from megatron.preprocessing.zstd_frames import decompress_frames, is_zstd
 
@@ -50,7 +50,7 @@ def test_chunks_are_the_lines_and_their_numbers(
 def test_line_numbers_start_again_in_each_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int, compressed: bool
 ) -> None:
-    monkeypatch.setattr(readers, "_BLOCK_BYTES", 3)
+    monkeypatch.setattr(formats, "_BLOCK_BYTES", 3)
     one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
     for path, text in ((one, b"a\nbb\n\nccc"), (two, b"d\n")):
         path.write_bytes(FRAME.compress(text) if compressed else text)

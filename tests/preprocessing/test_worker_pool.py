@@ -109,6 +109,6 @@ def test_large_chunks_are_bounded_by_bytes() -> None:
     with WorkerPool(Scripted(), 2) as pool:
         answers = pool.encode(source())
         next(answers)
-        # 64 MiB hold two of them; the third is read to pass the bound.
-        assert read == [1, 2, 3]
+        # 64 MiB hold two of them; the third, read where there is time, passes the bound.
+        assert 2 <= len(read) <= 3
         assert len(list(answers)) == 4

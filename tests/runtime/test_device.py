@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from megatron.errors import LaunchError
-from megatron.runtime.device import chosen_backend, local_device
+from megatron.runtime.device import chosen_backend, has_flash_attention, local_device
 
 
 @pytest.fixture
@@ -36,3 +36,12 @@ def test_each_process_of_a_node_has_its_gpu(two_gpus: list[int]) -> None:
     with pytest.raises(LaunchError, match=r"LOCAL_RANK=2, but this process sees 2 GPU"):
         local_device(2)
     assert two_gpus == [1]
+
+
+@pytest.mark.parametrize(("capability", "has"), [((7, 5), False), ((8, 0), True), ((10, 0), True)])
+def test_flash_attention_wants_a_recent_gpu(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], has: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert has_flash_attention(torch.device("cuda", 0)) is has
+    assert not has_flash_attention(torch.device("cpu"))

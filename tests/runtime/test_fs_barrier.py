@@ -220,22 +220,38 @@ def publish(root: Path) -> None:
         (root / name / "content").touch()
 
 
-def test_the_listings_of_a_node_stay_below_two_a_second(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    listings = []
-    for local_rank in range(16):
-        with monkeypatch.context() as patch:
-            clock, root = Clock(patch), tmp_path / str(local_rank)
-            beating(root, clock, 120)
-            clock.events.append((121.0, lambda root=root: publish(root)))
-            wait(root, replace(WAITER, rank=local_rank, local_rank=local_rank, local_size=16))
-            listings += clock.listings
-    listings.sort()
-    assert len(listings) > 16 * 5
-    assert all(
-        later - earlier > 0.99 for earlier, later in zip(listings, listings[2:], strict=False)
-    )
+def looks_of(world: World, seconds: float) -> tuple[list[float], float]:
+    """When a waiter lists the folder, if all is there after ``seconds``, and when it goes on."""
+    with pytest.MonkeyPatch.context() as patch:
+        clock = Clock(patch)
+
+        def list_folder(folder: Path) -> set[str]:
+            clock.listings.append(clock.now)
+            return set(NAMES) if clock.now >= seconds else set()
+
+        patch.setattr(fs_barrier, "list_folder", list_folder)
+        patch.setattr(fs_barrier, "_read", lambda path: f"{int(clock.now) // 2:020d}\n")
+        task = replace(task_at(Path("nowhere")), is_whole=lambda folder: True)
+        fs_barrier._wait_for(NAMES, "run", task, world, 1800.0)
+        return clock.listings, clock.now
+
+
+@pytest.mark.parametrize(("nodes", "local_size"), [(125, 8), (1, 64)])
+def test_the_listings_of_a_node_stay_below_two_a_second(nodes: int, local_size: int) -> None:
+    """1,000 ranks that wait for five minutes, and a node of many processes."""
+    for node in range(nodes):
+        listings: list[float] = []
+        for local_rank in range(local_size):
+            place = {"local_rank": local_rank, "local_size": local_size, "node_rank": node}
+            world = replace(WAITER, rank=node * local_size + local_rank, num_nodes=nodes, **place)
+            looks, end = looks_of(world, 300.0)
+            assert 300 <= end <= 300 + max(fs_barrier._LONGEST_PAUSE, 0.5 * local_size)
+            listings += looks
+        listings.sort()
+        assert len(listings) > 300
+        assert all(
+            later - earlier > 0.99 for earlier, later in zip(listings, listings[2:], strict=False)
+        )
 
 
 def test_a_name_that_a_network_file_system_hides_is_found_later(
@@ -375,7 +391,7 @@ def test_a_killed_builder_is_missed_and_the_next_start_builds(tmp_path: Path) ->
 
 def locked_build(names: list[str], name: str, folder: Path) -> None:
     if name == "one":
-        ctypes.PyDLL(None).sleep(5)  # no other thread of this interpreter runs meanwhile
+        ctypes.PyDLL(None).sleep(4)  # no other thread of this interpreter runs meanwhile
     (folder / "content").touch()
 
 

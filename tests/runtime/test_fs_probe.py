@@ -10,6 +10,7 @@ import pytest
 from megatron.runtime import fs_probe
 from megatron.runtime.fs_probe import probe_file_systems
 from megatron.runtime.world import World
+from tests.support.late_listing import LateListing
 from tests.support.ranks import run_outcomes, run_ranks
 
 
@@ -52,6 +53,23 @@ def test_private_folders(tmp_path: Path) -> None:
         assert "use_shared_fs: false" in outcome.error
         assert "node 1 (" in outcome.error
         assert "node 0 has written" in outcome.error
+
+
+def probe_late(world: World, root: Path, patience: float) -> None:
+    """Node 1 sees new entries a second late."""
+    fs_probe._PATIENCE = patience  # type: ignore[misc]
+    if world.rank == 1:
+        fs_probe.list_folder = LateListing(1.0)
+        fs_probe.list_folder(root)
+    world.barrier()
+    probe_file_systems(root, world, use_shared_fs=True)
+
+
+@pytest.mark.ranks
+def test_a_late_file_system_is_shared_too(tmp_path: Path) -> None:
+    run_ranks(2, probe_late, tmp_path, 5.0, env_of_rank=two_nodes)
+    outcomes = run_outcomes(2, probe_late, tmp_path, 0.3, env_of_rank=two_nodes)
+    assert all("use_shared_fs: false" in (outcome.error or "") for outcome in outcomes)
 
 
 @pytest.mark.ranks

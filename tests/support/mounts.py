@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +15,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PRIVATE_MOUNTS = ["unshare", "--mount", "--propagation", "private"]
+_CLONE_FS, _CLONE_NEWNS = 0x200, 0x20000  # linux/sched.h
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def can_mount(folder: Path) -> str | None:
@@ -46,3 +50,32 @@ def run_with_mounts(module: str, folder: Path) -> Any:
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def move_to_own_disk(folder: Path) -> None:
+    """Give this thread, and what it starts from now on, an empty disk of its own at ``folder``.
+
+    As on another node: the same path, other files. See :func:`can_mount` for whether this works here.
+    """
+    _call_libc("unshare", _CLONE_NEWNS)
+    for arguments in (
+        ["--make-rprivate", "/"],
+        ["-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)],
+    ):
+        subprocess.run(["mount", *arguments], check=True, capture_output=True)
+
+
+def move_to_disks_of(process: int) -> None:
+    """Have this thread see the disks that the first thread of ``process`` sees."""
+    namespace = os.open(f"/proc/{process}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _call_libc("unshare", _CLONE_FS)  # other threads keep their place
+        _call_libc("setns", namespace, _CLONE_NEWNS)
+    finally:
+        os.close(namespace)
+
+
+def _call_libc(name: str, *arguments: int) -> None:
+    if getattr(_libc, name)(*arguments):
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")

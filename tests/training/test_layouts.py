@@ -21,11 +21,12 @@ from tests.support.tiny import series, tiny_config, write_tokens
 STEPS, BATCH = 20, 8
 # Ranks and ZeRO stage.
 LAYOUTS = [(1, 1), (2, 1), (4, 1), (1, 0), (2, 0)]
+KEPT_APART = {"reset_position_ids": True, "reset_attention_mask": True}
 # The norm of the gradient is above this in some steps and below it in others.
 CLIPPING = 0.7
 
 
-def read_and_train(world: World, config: dict[str, Any]) -> list[list[int]]:
+def read_and_train(world: World, config: dict[str, Any], *more: dict[str, Any]) -> list[list[int]]:
     """The numbers of the samples that each step reads, over all ranks in order; then train."""
     args = NeoXArgs.from_dict(config, world_size=world.size)
     batch = args.batch_sizes(world.size)
@@ -37,7 +38,7 @@ def read_and_train(world: World, config: dict[str, Any]) -> list[list[int]]:
         world=world,
     )
     assert data.train is not None
-    numbers = {data.train[i].tobytes(): i for i in range(STEPS * BATCH)}
+    numbers = {data.train[i].tokens.tobytes(): i for i in range(STEPS * BATCH)}
     assert len(numbers) == STEPS * BATCH, "the corpus must have no two equal samples"
     loader = build_step_loader(
         data.train,
@@ -54,6 +55,8 @@ def read_and_train(world: World, config: dict[str, Any]) -> list[list[int]]:
         # Micro-batch by micro-batch, rank by rank.
         order.append([n for micro in zip(*everyone, strict=True) for part in micro for n in part])
     run_training(args, world)
+    for other in more:
+        run_training(NeoXArgs.from_dict(other, world_size=world.size), world)
     return order
 
 
@@ -73,7 +76,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             zero_optimization={"stage": stage},
             gradient_clipping=CLIPPING,
         )
-        for order in run_ranks(ranks, read_and_train, config):
+        configs = [config, config | KEPT_APART | {"save": f"{place}-apart"}] if stage else [config]
+        for order in run_ranks(ranks, read_and_train, *configs):
             expected = np.arange(STEPS * BATCH).reshape(STEPS, BATCH).tolist()
             assert order == expected, f"{ranks} ranks"
     return folder
@@ -86,6 +90,16 @@ def test_one_two_and_four_ranks_agree(runs: Path, name: str) -> None:
     assert len(one) == (STEPS if name.startswith("train") else 2)
     for ranks, stage in LAYOUTS:
         assert series(runs / f"{ranks}-zero{stage}", name) == pytest.approx(one, rel=1e-5), ranks
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", ["train/lm_loss", "train/grad_norm", "validation/lm_loss"])
+def test_they_agree_on_documents_that_are_kept_apart(runs: Path, name: str) -> None:
+    one = series(runs / "1-zero1-apart", name)
+    together = series(runs / "1-zero1", name)
+    assert all(a != b for a, b in zip(one, together, strict=True))
+    for ranks in (2, 4):
+        assert series(runs / f"{ranks}-zero1-apart", name) == pytest.approx(one, rel=1e-5), ranks
 
 
 @pytest.mark.ranks

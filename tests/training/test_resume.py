@@ -20,6 +20,9 @@ EXACT = ("train/lm_loss", "train/learning_rate", "train/grad_norm", "validation/
 VARIANTS = [
     f"{precision}-zero{stage}" for precision, stage in product(("fp32", "bfloat16"), (0, 1))
 ]
+# Documents kept apart.
+APART = "fp32-zero1-apart"
+VARIANTS.append(APART)
 
 
 def train_all(world: World, configs: list[dict[str, Any]]) -> list[int]:
@@ -31,7 +34,8 @@ def train_all(world: World, configs: list[dict[str, Any]]) -> list[int]:
 
 
 def config_of(folder: Path, variant: str, kind: str) -> dict[str, Any]:
-    precision, stage = variant.split("-zero")
+    precision, stage = variant.removesuffix("-apart").split("-zero")
+    apart = variant == APART
     place = str(folder / kind / variant)
     return tiny_config(
         folder,
@@ -42,6 +46,8 @@ def config_of(folder: Path, variant: str, kind: str) -> dict[str, Any]:
         gradient_accumulation_steps=2,
         log_interval=4,  # step 10 is in the middle of an interval
         num_workers=1,
+        reset_position_ids=apart,
+        reset_attention_mask=apart,
         save=place,
         load=place,
     )
@@ -55,9 +61,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     whole = [config_of(folder, variant, "whole") for variant in VARIANTS]
     halves = [config_of(folder, variant, "halves") for variant in VARIANTS]
     stopping = [config | {"exit_interval": 10} for config in halves]
-    assert run_ranks(2, train_all, whole + stopping) == [[20] * 4 + [10] * 4] * 2
+    assert run_ranks(2, train_all, whole + stopping) == [[20] * 5 + [10] * 5] * 2
     # New processes: nothing but the files is carried over.
-    assert run_ranks(2, train_all, halves) == [[20] * 4] * 2
+    assert run_ranks(2, train_all, halves) == [[20] * 5] * 2
     return folder
 
 
@@ -71,11 +77,11 @@ def test_ten_and_ten_steps_equal_twenty(trained: Path, variant: str) -> None:
 
 
 @pytest.mark.ranks
-def test_precisions_and_dropout_really_differ(trained: Path) -> None:
+def test_precisions_dropout_and_boundaries_really_differ(trained: Path) -> None:
     """The equalities above would also hold for a model that ignores its configuration."""
     losses = {tuple(series(trained / "whole" / v, "train/lm_loss")) for v in VARIANTS}
-    # Half precision runs stage 0 as stage 1, so these two are the same run; fp32's two are not.
-    assert len(losses) == 3
+    # Half precision runs stage 0 as stage 1, so these two are the same run; fp32's are not.
+    assert len(losses) == 4
 
 
 @pytest.mark.ranks

@@ -66,15 +66,30 @@ class DataArgs:
     """How token files are opened. `mmap` maps them; `infer` looks at the file and maps it; `cached` holds
     the tokens in memory, one copy per node shared by its ranks and workers, whatever the file's form."""
 
-    pack_impl: Annotated[Literal["packed"], NotYet(("pack_until_overflow", "unpacked"))] = "packed"
-    """How documents become samples: `packed` cuts the stream of all documents into equal pieces."""
+    pack_impl: Literal["packed", "pack_until_overflow", "unpacked"] = "packed"
+    """How documents become samples. `packed` cuts the stream of all documents into equal pieces.
+    `unpacked` makes each document a sample, `pack_until_overflow` puts whole documents into one until the
+    next does not fit; what is left of it is padding, which does not count for the loss."""
+
+    allow_chopped: bool = True
+    """Whole documents (`pack_impl`) longer than `seq_length` + 1: true cuts them there, false leaves them
+    out."""
 
     data_order: Literal["neox", "epochs"] = "neox"
     """Order of the samples. `neox`: GPT-NeoX's own order, one shuffle over all epochs. `epochs`: each
     epoch shuffled by itself, so that the order does not depend on how many steps the run has."""
 
     mmap_warmup: bool = False
-    """Read the token files once at the start, by one process per node, so that they are in memory."""
+    """Read the token files once at the start, by one process per node, so that they are in memory. Left out,
+    with a warning, where they are larger than the memory that is available."""
+
+    data_local_cache_dir: str | None = None
+    """Folder on each node's own disk to which the token files are copied before training, once per node;
+    the run then reads the copies, and the next job finds them there. A run that finds no room stops."""
+
+    data_local_cache_limit_gb: PositiveFloat | None = None
+    """Size that all copies in `data_local_cache_dir` may take, in 10^9 bytes; those that are unused for
+    longest go first, those that a living job uses stay. Default: as much as the disk has."""
 
     num_workers: NonNegativeInt = 2
     """Processes per rank that prepare batches; 0 prepares them in the rank itself."""
@@ -87,7 +102,8 @@ class DataArgs:
     """Folder of the index files. Default: beside the data."""
 
     index_build_timeout_s: PositiveFloat = 1800.0
-    """Seconds that a rank waits for the index that another one builds."""
+    """Seconds that a rank waits for the index that another one builds; also how long copying or reading
+    ahead may go on without getting a byte."""
 
     allow_data_change: bool = False
     """On resume: go on although data, split, order or seed are not what the checkpoint was trained on."""
@@ -96,4 +112,14 @@ class DataArgs:
     """true evaluates on the same validation samples each time, false on the next ones."""
 
     eod_mask_loss: bool = False
-    """true leaves the prediction at end-of-document tokens out of the loss."""
+    """true leaves out of the loss what is predicted from an end-of-document token: how the next, unrelated
+    document begins."""
+
+    reset_position_ids: bool = False
+    """true counts positions from 0 again where a document begins within a sample. Where that is, the index
+    knows, whatever tokens the documents end with."""
+
+    reset_attention_mask: bool = False
+    """true keeps the documents of a sample apart: no token attends to one of another document. Costs less
+    than attention over the whole sample; on GPUs most with `precision: bfloat16` and no
+    `attention_dropout`, which one kernel does for all documents at once."""

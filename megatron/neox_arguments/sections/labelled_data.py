@@ -76,11 +76,6 @@ class LabelledDataArgs:
     neg_test_label_data_paths: _Paths = None
     """Labels of the rejected texts of the test split."""
 
-    allow_chopped: Annotated[
-        bool, Ignored("has a meaning with pack_impl other than packed only")
-    ] = True
-    """Whether documents longer than `seq_length` are cut; false leaves them out."""
-
     online_dataserver_ips: Annotated[str | tuple[str, ...], _WITH_ONLINE] = "localhost"
     """Hosts that send samples."""
 
