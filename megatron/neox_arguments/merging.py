@@ -30,12 +30,14 @@ class Merged:
         places: where each value, or each part of one, was written.
         texts: how plain scalars were written.
         names: the name under which each top-level key was written, where it was an alias.
+        is_a_part: there is no model in it, and none is missing.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
     places: dict[KeyPath, Place] = field(default_factory=dict)
     texts: dict[KeyPath, str] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
+    is_a_part: bool = False
 
     def place(self, path: KeyPath) -> Place | None:
         """Where ``path``, or the nearest thing around it, was written."""

@@ -60,7 +60,7 @@ def check_rules(
     bad = problems.bad_keys()
     accounted_for = bad | {meant_key(key) for key in bad if key not in KNOWN_KEYS}
     missing = [key for key in REQUIRED if getattr(args, key) is None and key not in accounted_for]
-    if missing:
+    if missing and not merged.is_a_part:
         problems.add(", ".join(missing), "missing: every configuration needs them")
     for keys, rule in _RULES:
         needs_shape = any(key in REQUIRED for key in keys)
