@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -107,30 +108,52 @@ class _Steps(Dataset["StepBatch | str"]):
         first = self._first_sample + step * self._batch.global_batch_size
         samples = step_samples(first, self._batch, self._data_rank)
         array = np.empty((*samples.shape, self._dataset.seq_length + 1), np.int64)
+        labels = np.empty_like(array) if self._dataset.has_labels else None
         lengths = np.empty(samples.shape, np.int64)
         starts: list[list[int]] = []
         for place in np.ndindex(*samples.shape):
-            sample = Sample(array[place], starts=None if self._boundaries is None else [])
+            sample = Sample(
+                array[place],
+                labels=None if labels is None else labels[place],
+                starts=None if self._boundaries is None else [],
+            )
             self._dataset.read_into(int(samples[place]), sample)
             lengths[place] = sample.length
             if sample.starts is not None:
                 starts.append(sample.starts)
-        vocab_size = self._dataset.vocab_size
-        if vocab_size is not None and (array.max() >= vocab_size or array.min() < 0):
-            for number in samples.flat:  # it is in one of them: say where
-                self._dataset.check_ids(int(number))
+        self._check_ids(samples, array, labels)
         tokens = torch.from_numpy(array)
         # A prediction counts where its label is no padding.
         mask = torch.arange(1, tokens.shape[-1]) < torch.from_numpy(lengths)[..., None]
         if self._eod_id is not None:
             # As in GPT-NeoX: what follows the end of a document is not learnt.
             mask &= tokens[..., :-1] != self._eod_id
+        targets = None
+        if labels is not None:
+            targets = torch.from_numpy(labels)[..., 1:]
+            mask &= targets >= 0
+            targets = targets.clamp(min=0)
         documents = None
         if self._boundaries is not None:
             documents = DocumentStarts.collect(
                 starts, samples.shape, self._dataset.seq_length, self._boundaries
             )
-        return StepBatch(tokens, mask, first, self._batch.global_batch_size, documents=documents)
+        count = self._batch.global_batch_size
+        return StepBatch(tokens, mask, first, count, labels=targets, documents=documents)
+
+    def _check_ids(
+        self,
+        samples: npt.NDArray[np.int64],
+        tokens: npt.NDArray[np.int64],
+        labels: npt.NDArray[np.int64] | None,
+    ) -> None:
+        vocab_size = self._dataset.vocab_size
+        if vocab_size is None:
+            return
+        highest = max(array.max() for array in (tokens, labels) if array is not None)
+        if highest >= vocab_size or tokens.min() < 0:
+            for number in samples.flat:  # it is in one of them: say where
+                self._dataset.check_ids(int(number))
 
 
 class StepLoader(Iterator[StepBatch]):

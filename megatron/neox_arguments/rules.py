@@ -261,14 +261,15 @@ def _split_is_shares(args: NeoXArgs) -> Iterator[Finding]:
 
 _BLENDS = ("train", "valid", "test")
 _BLEND_PATHS = tuple(f"{split}_data_paths" for split in _BLENDS)
+_BLEND_LABELS = tuple(f"{split}_label_data_paths" for split in _BLENDS)
 _BLEND_WEIGHTS = tuple(f"{split}_data_weights" for split in _BLENDS)
 _MOST_DATASETS = 1000
 
 
-@_rule("data_path", *_BLEND_PATHS)
+@_rule("data_path", *_BLEND_PATHS, *_BLEND_LABELS)
 def _data_paths_are_prefixes(args: NeoXArgs) -> Iterator[Finding]:
     given = {"data_path": [args.data.data_path] if args.data.data_path else []}
-    given |= {key: list(getattr(args.data, key) or ()) for key in _BLEND_PATHS}
+    given |= {key: list(getattr(args.data, key) or ()) for key in (*_BLEND_PATHS, *_BLEND_LABELS)}
     for key, paths in given.items():
         for path in paths:
             for ending in (".bin", ".idx"):
@@ -280,7 +281,7 @@ def _data_paths_are_prefixes(args: NeoXArgs) -> Iterator[Finding]:
             yield key, f"{len(paths):,} datasets, the most are {_MOST_DATASETS:,}: merge some"
 
 
-@_rule("data_path", *_BLEND_PATHS, *_BLEND_WEIGHTS, "weight_by_num_documents")
+@_rule("data_path", *_BLEND_PATHS, *_BLEND_LABELS, *_BLEND_WEIGHTS, "weight_by_num_documents")
 def _blends_are_whole(args: NeoXArgs) -> Iterator[Finding]:
     data = args.data
     blends = [key for key in _BLEND_PATHS if getattr(data, key)]
@@ -292,6 +293,13 @@ def _blends_are_whole(args: NeoXArgs) -> Iterator[Finding]:
             yield (
                 weights_key,
                 f"{len(weights):,} weights for {len(paths):,} {paths_key}: one is needed for each",
+            )
+    for paths_key, labels_key in zip(_BLEND_PATHS, _BLEND_LABELS, strict=True):
+        paths, labels = getattr(data, paths_key) or (), getattr(data, labels_key)
+        if labels and len(labels) != len(paths):
+            yield (
+                labels_key,
+                f"{len(labels):,} label files for {len(paths):,} {paths_key}: each needs its own",
             )
     if data.weight_by_num_documents and not blends:
         yield "weight_by_num_documents", "weighs the members of *_data_paths, which are not given"

@@ -46,6 +46,10 @@ def refusal(**changes: Any) -> str:
             "train_data_weights.1: found 0",
         ),
         (
+            {"data_path": ..., "train_data_paths": ["a", "b"], "train_label_data_paths": ["l"]},
+            "train_label_data_paths: 1 label files for 2 train_data_paths: each needs its own",
+        ),
+        (
             {"data_path": ..., "test_data_paths": ["a", "b", "a"]},
             "test_data_paths: a is in it twice",
         ),

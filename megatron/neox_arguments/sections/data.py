@@ -42,6 +42,16 @@ class DataArgs:
     test_data_paths: tuple[str, ...] | None = None
     """Likewise for the test split."""
 
+    train_label_data_paths: tuple[str, ...] | None = None
+    """A label file for each of `train_data_paths`, with the same documents of the same lengths. It holds
+    the id to learn at each token's place, or -100 for none. Default: the tokens are the labels."""
+
+    valid_label_data_paths: tuple[str, ...] | None = None
+    """Likewise for `valid_data_paths`."""
+
+    test_label_data_paths: tuple[str, ...] | None = None
+    """Likewise for `test_data_paths`."""
+
     train_data_weights: tuple[PositiveFloat, ...] | None = None
     """How much each of `train_data_paths` counts, in any unit. Default: all alike; with `train_epochs` each
     as much as it holds."""
