@@ -60,7 +60,7 @@ def check_rules(
     bad = problems.bad_keys()
     accounted_for = bad | {meant_key(key) for key in bad if key not in KNOWN_KEYS}
     missing = [key for key in REQUIRED if getattr(args, key) is None and key not in accounted_for]
-    if missing:
+    if missing and not merged.is_a_part:
         problems.add(", ".join(missing), "missing: every configuration needs them")
     for keys, rule in _RULES:
         needs_shape = any(key in REQUIRED for key in keys)
@@ -76,18 +76,17 @@ def check_rules(
 
 
 def _check_world(args: NeoXArgs, merged: Merged, problems: Problems, world_size: int) -> None:
-    if problems.bad_keys().intersection(BATCH_KEYS):
-        return
-    try:
-        solve_batch(args.batch, data_parallel_size(args.parallelism, world_size))
-    except BatchMismatch as mismatch:
-        problems.add(mismatch.key, str(mismatch), merged.place((mismatch.key,)))
     wanted = args.expected.get("world_size")
     if wanted is not None and wanted != world_size:
+        ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
         place = merged.place(("world_size",))
-        problems.add(
-            "world_size", f"the file says {shown(wanted)}, this run has {world_size} ranks", place
-        )
+        problems.add("world_size", f"the file says {shown(wanted)}, this run has {ranks}", place)
+        return  # whatever else does not fit this world may fit the one that is meant
+    if not problems.bad_keys().intersection(BATCH_KEYS):
+        try:
+            solve_batch(args.batch, data_parallel_size(args.parallelism, world_size))
+        except BatchMismatch as mismatch:
+            problems.add(mismatch.key, str(mismatch), merged.place((mismatch.key,)))
     for key in ("rank", "local_rank"):
         rank = args.expected.get(key)
         if rank is not None and not (isinstance(rank, int) and 0 <= rank < world_size):
@@ -335,6 +334,17 @@ def _checkpoint_factor_fits(args: NeoXArgs) -> Iterator[Finding]:
         yield "checkpoint_factor", f"{factor:g} must be above 1 with checkpoint_scale: log"
 
 
+@_rule("load", "finetune", "iteration")
+def _there_is_something_to_load(args: NeoXArgs) -> Iterator[Finding]:
+    settings = args.checkpointing
+    if settings.load is not None:
+        return
+    if settings.finetune:
+        yield "finetune", "is true, but there are no weights to start from: load is not given"
+    if settings.iteration is not None:
+        yield "iteration", f"found {settings.iteration}, but load is not given"
+
+
 @_rule("text_gen_type", "sample_input_file")
 def _prompts_are_given(args: NeoXArgs) -> Iterator[Finding]:
     if args.textgen.text_gen_type == "input-file" and not args.textgen.sample_input_file:
@@ -342,24 +352,6 @@ def _prompts_are_given(args: NeoXArgs) -> Iterator[Finding]:
 
 
 # DeepSpeed's sections.
-
-# DeepSpeed stops on these even where they ask for nothing.
-_REMOVED_FROM_DEEPSPEED = frozenset(
-    {"nebula", "quantize_training", "eigenvalue", "graph_harvesting", "progressive_layer_drop"}
-)
-
-
-@_rule("deepspeed_extra_args")
-def _deepspeed_fits(args: NeoXArgs) -> Iterator[Finding]:
-    for key in args.ds_extras.deepspeed_extra_args or {}:
-        if key in KNOWN_KEYS:
-            yield (
-                f"deepspeed_extra_args.{key}",
-                "is a key of its own here: write it at the top level",
-            )
-        elif key in _REMOVED_FROM_DEEPSPEED:
-            yield f"deepspeed_extra_args.{key}", "DeepSpeed no longer has it: take it out"
-
 
 # Options of DeepSpeed's own Adam, which torch's Adam stops at.
 _DEEPSPEED_ADAM_ONLY = ("bias_correction",)

@@ -140,3 +140,10 @@ class DataArgs:
     """true keeps the documents of a sample apart: no token attends to one of another document. Costs less
     than attention over the whole sample; on GPUs most with `precision: bfloat16` and no
     `attention_dropout`, which one kernel does for all documents at once."""
+
+    @property
+    def shares(self) -> tuple[float, float, float]:
+        """`split` as numbers: training, validation, test. Those that are not written are 0."""
+        written = [float(share) for share in self.split.replace("/", ",").split(",")]
+        first, second, third = (*written, 0.0, 0.0)[:3]
+        return first, second, third
