@@ -19,7 +19,8 @@ def main() -> None:
     add_evaluation_arguments(parser)
     parsed = parser.parse_intermixed_args()
     args = args_from_cli(parsed)
-    text = run_evaluation(args, start_process(args.training.distributed_backend), parsed)
+    world = start_process(args.training.distributed_backend, config_hash=args.hash())
+    text = run_evaluation(args, world, parsed)
     if text:
         print(text, flush=True)
     end_process()

@@ -25,6 +25,7 @@ def main() -> None:
         args.training.distributed_backend,
         # In a conversation the other ranks wait for what the first one is told.
         collective_timeout_s=A_WEEK_S,
+        config_hash=args.hash(),
     )
     parts = build_parts(args, world)
     model, _ = load_trained_model(args, parts)

@@ -22,6 +22,7 @@ def main() -> None:
         args.training.distributed_backend,
         # Nodes with an index each meet when the slowest has built its own.
         collective_timeout_s=COLLECTIVE_TIMEOUT_S + args.data.index_build_timeout_s,
+        config_hash=args.hash(),
     )
     run_training(args, world)
     end_process()

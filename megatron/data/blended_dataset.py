@@ -20,7 +20,12 @@ class BlendedDataset:
         members: the datasets, at least one.
         maps: their turns.
         units: their weights, of which the turns are made.
-        samples: how many there are.
+        samples: how many there are, those before ``start`` included.
+        start: the sample of the first turn; those before it were read of another blend.
+        before: samples that each member gave until then; by default none.
+
+    Attributes:
+        given: samples that each member gives from ``start`` on, ``[members]``.
 
     Raises:
         DataError: a member has fewer samples than its turns; none is ever read from the start again.
@@ -33,6 +38,8 @@ class BlendedDataset:
         *,
         units: Sequence[int],
         samples: int,
+        start: int = 0,
+        before: Sequence[int] | None = None,
     ) -> None:
         self.members = tuple(members)
         self.maps = maps
@@ -40,10 +47,12 @@ class BlendedDataset:
         self.name = members[0].name
         self.seq_length = members[0].seq_length
         self.vocab_size = members[0].vocab_size
-        self._samples = samples
+        self.has_labels = members[0].has_labels
+        self._samples, self._start = samples, start
         self._period = sum(units)
-        self.given = given_after(units, maps.member_idx, samples)
-        for member, count in zip(members, self.given.tolist(), strict=True):
+        self._before = np.zeros(len(units), np.int64) if before is None else np.array(before)
+        self.given = given_after(units, maps.member_idx, max(0, samples - start))
+        for member, count in zip(members, self.given_at(samples), strict=True):
             if count > len(member):
                 raise DataError(
                     f"{member.data.prefix}: runs out: {count:,} of the {samples:,} samples of the "
@@ -77,6 +86,12 @@ class BlendedDataset:
         member, number = self.locate(index)
         self.members[member].read_into(number, out)
 
+    def given_at(self, consumed: int) -> tuple[int, ...]:
+        """Samples that each member has given when ``consumed`` of the run have been read."""
+        turns = max(0, consumed - self._start)
+        given = self._before + given_after(self.units, self.maps.member_idx, turns)
+        return tuple(given.tolist())
+
     def check_ids(self, index: int) -> None:
         """Raise the :class:`DataError` of the first id in sample ``index`` that is beyond the vocabulary."""
         member, number = self.locate(index)
@@ -88,8 +103,12 @@ class BlendedDataset:
         Raises:
             IndexError: there is no such sample.
         """
-        if not 0 <= index < self._samples:
-            raise IndexError(f"sample {int(index)} of {self.label}, which has {self._samples}")
-        period, turn = divmod(int(index), self._period)
+        if not self._start <= index < self._samples:
+            since = f" from {self._start} on" if self._start else ""
+            raise IndexError(
+                f"sample {int(index)} of {self.label}, which has {self._samples}{since}"
+            )
+        period, turn = divmod(int(index) - self._start, self._period)
         member = int(self.maps.member_idx[turn])
-        return member, int(self.maps.count_idx[turn]) + period * self.units[member]
+        number = int(self._before[member]) + int(self.maps.count_idx[turn])
+        return member, number + period * self.units[member]

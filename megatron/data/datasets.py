@@ -18,6 +18,7 @@ from megatron.data.indexed_dataset import MMapIndexedDataset, data_file_path
 from megatron.data.local_cache import Lease, stage
 from megatron.data.node_memory import hold_in_memory
 from megatron.data.plan import DataFacts, DataPlan, SplitFacts, SplitPlan, plan_indexes
+from megatron.data.progress import Progress
 from megatron.data.sample_dataset import SampleDataset, Samples
 from megatron.data.shares import blend_lines
 from megatron.data.sources import DataSettings, open_source, store_of
@@ -51,7 +52,9 @@ class DataSplits:
         index_keys: by split: equal keys mean the same samples in the same order. For checkpoints.
         order_facts: by split: what the key is made of, for a message about what differs.
         facts: numbers for people.
+        files: the token files behind them.
         lease: keeps this node's copies of the token files (``data_local_cache_dir``) while it is held.
+        train_plan: how the training split is made.
     """
 
     train: Samples | None
@@ -60,7 +63,31 @@ class DataSplits:
     index_keys: Mapping[str, str]
     order_facts: Mapping[str, Mapping[str, Any]]
     facts: DataFacts
+    files: tuple[MMapIndexedDataset, ...] = ()
     lease: Lease | None = None
+    train_plan: SplitPlan | None = None
+
+    def check_files(self) -> None:
+        """Notice token files that have been cut since they were opened.
+
+        Raises:
+            DataError: one has.
+        """
+        for data in self.files:
+            data.check_file()
+
+    def progress_at(self, consumed: int) -> Progress | None:
+        """Where the run stands in its training data after ``consumed`` samples, for a checkpoint.
+
+        None where it may not change anyway: the order follows from how many samples are read.
+        """
+        plan = self.train_plan
+        if self.train is None or plan is None or plan.sources[0].recipe.order != "epochs":
+            return None
+        keys = [source.key for source in plan.sources]
+        given = dict(plan.leg.before) | dict(zip(keys, self.train.given_at(consumed), strict=True))
+        paths = {source.key: source.path for source in plan.sources}
+        return Progress(plan.order_key, plan.leg, consumed, given, paths)
 
 
 def build_datasets(
@@ -74,6 +101,7 @@ def build_datasets(
     data_parallel_size: int | None = None,
     train_epochs: float | None = None,
     pad_id: int = 0,
+    progress: Progress | None = None,
 ) -> DataSplits:
     """Open the data, have its index maps built where they are missing, and map them. All ranks call.
 
@@ -87,6 +115,7 @@ def build_datasets(
         data_parallel_size: ranks that read different samples; by default all.
         train_epochs: what the samples of the training split were counted by, if so.
         pad_id: fills samples that are shorter than the others.
+        progress: where a run that is resumed stands in its training data.
 
     Raises:
         DataError, BarrierError: the data is missing, damaged or too little; see the message.
@@ -110,6 +139,7 @@ def build_datasets(
             vocab_size=vocab_size,
             data_parallel_size=ranks,
             train_epochs=train_epochs,
+            progress=progress,
         )
 
     task = index_task(settings, store, prepare)
@@ -141,7 +171,9 @@ def build_datasets(
         index_keys={name: split.order_key for name, split in plan.splits.items()},
         order_facts={name: split.order_facts() for name, split in plan.splits.items()},
         facts=plan.facts,
+        files=tuple(files.values()),
         lease=lease,
+        train_plan=plan.splits.get("train"),
     )
 
 
@@ -216,6 +248,7 @@ def _open(
                 name=name,
                 vocab_size=vocab_size,
                 pad_id=pad_id,
+                labels=None if source.label_path is None else files[source.label_path],
             )
             for source in split.sources
         ]
@@ -243,7 +276,14 @@ def _joined(
     if split.blend is None:
         return members[0]
     maps = store.open_blend(split.blend)
-    return BlendedDataset(members, maps, units=split.blend.units, samples=samples)
+    return BlendedDataset(
+        members,
+        maps,
+        units=split.blend.units,
+        samples=samples,
+        start=split.leg.start,
+        before=[source.before for source in split.sources],
+    )
 
 
 def describe_difference(stored: Mapping[str, Any], ours: Mapping[str, Any]) -> Sequence[str]:

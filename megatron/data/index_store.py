@@ -2,6 +2,7 @@
 
     root/<key>/doc_idx.npy, sample_idx.npy, shuffle_idx.npy, manifest.json
     root/fingerprints/<hash of the path>.json    content hash of an ``.idx`` file seen before
+    root/contents/<hash of the path>.json        likewise, pieces of the ``.bin`` file
     root/counts/<hash>.json                      samples of each epoch, where they have to be counted
 
 The key is a hash of the recipe: change the data, the split, the seed or the code that builds, and it
@@ -20,6 +21,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Final, Literal
 
@@ -28,7 +30,7 @@ import numpy.typing as npt
 
 from megatron.data.blend import counts_before, turns
 from megatron.data.index_maps import ARRAY_NAMES, IndexShape, Order, build_pieces
-from megatron.data.indexed_dataset import MMapIndexedDataset, index_file_path
+from megatron.data.indexed_dataset import MMapIndexedDataset, data_file_path, index_file_path
 from megatron.data.mapping import map_file
 from megatron.data.whole_documents import WholeDocuments
 from megatron.errors import DataError
@@ -40,6 +42,8 @@ FORMAT_VERSION: Final = (
 MANIFEST: Final = "manifest.json"
 DEFAULT_FOLDER: Final = "index_store"
 _HASH_BYTES: Final = 32 * 1024 * 1024
+_LOOKS: Final = 16  # pieces of a .bin file that tell it from another
+_LOOK_BYTES: Final = 4096
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ class IndexRecipe:
     companions: Mapping[str, str] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Name of the folder that holds the maps."""
         return hash_of(asdict(self))
@@ -140,7 +144,7 @@ class BlendRecipe:
     kind: str = "blend"
     format_version: int = FORMAT_VERSION
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Name of the folder that holds the arrays."""
         return hash_of(asdict(self))
@@ -284,6 +288,24 @@ class IndexStore:
         sha256 = _content_hash(map_file(path))
         self.remember("fingerprints", facts, sha256, name=path)
         return sha256
+
+    def content(self, data: MMapIndexedDataset) -> str:
+        """A hash of pieces of the ``.bin`` file of ``data``, spread over all of it.
+
+        It tells files apart whose index is the same; reading all would take too long. Remembered like
+        :meth:`fingerprint`.
+        """
+        path = os.path.abspath(data_file_path(data.prefix))
+        status = os.stat(path)
+        facts = {"path": path, "bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
+        remembered = self.recall("contents", facts, name=path)
+        if remembered is not None:
+            return str(remembered)
+        raw, digest = data.tokens.view(np.uint8), hashlib.sha256()
+        for start in np.linspace(0, max(0, raw.size - _LOOK_BYTES), _LOOKS).astype(np.int64):
+            digest.update(raw[start : start + _LOOK_BYTES].tobytes())
+        self.remember("contents", facts, digest.hexdigest()[:32], name=path)
+        return digest.hexdigest()[:32]
 
     def recall(self, kind: str, facts: Mapping[str, Any], *, name: str | None = None) -> Any:
         """What :meth:`remember` was given for the same ``facts``; None where there is nothing."""

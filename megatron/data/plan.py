@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property
 from typing import Any, Final
 
 from megatron.data.blend import units_of
@@ -13,12 +14,15 @@ from megatron.data.counting import SampleCount, WholeCount
 from megatron.data.index_maps import Order
 from megatron.data.index_store import BlendRecipe, IndexRecipe, IndexStore, hash_of
 from megatron.data.indexed_dataset import MMapIndexedDataset
+from megatron.data.labels import check_labels_fit
+from megatron.data.progress import Leg, Progress
 from megatron.data.sources import (
     DataSettings,
     all_paths,
     check_members,
     count_of,
     documents_of,
+    label_paths_of,
     open_source,
     order_of,
     paths_of,
@@ -35,7 +39,7 @@ _TOKENS_LOOKED_AT: Final = 1_000_000
 # number of epochs follows from it, and with it the order within the member.
 _MARGIN: Final = Fraction("1.005")
 # Facts that all members of a blend share; the others are each member's own.
-_SHARED_FACTS: Final = ("seq_length", "seed", "order", "packing", "options", "format_version")
+SHARED_FACTS: Final = ("seq_length", "seed", "order", "packing", "options", "format_version")
 
 
 @dataclass(frozen=True)
@@ -94,18 +98,44 @@ class DataFacts:
 
 @dataclass(frozen=True)
 class Source:
-    """One token file's part in a split."""
+    """One token file's part in a split, and its label file if it has one.
+
+    Attributes:
+        path, label_path: the files, without .bin or .idx.
+        recipe: its index maps.
+        content: hash of pieces of its ``.bin`` files.
+        before: samples that it gave before this leg of the run.
+    """
 
     path: str
     recipe: IndexRecipe
+    content: str
+    label_path: str | None = None
+    before: int = 0
+
+    @cached_property
+    def key(self) -> str:
+        """Equal for the same samples in the same order, wherever the files are."""
+        return hash_of(self.order_facts())
+
+    def order_facts(self) -> dict[str, Any]:
+        """What :attr:`key` is made of."""
+        return self.recipe.order_facts() | {"content": self.content}
 
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """What one split is made of: one source, or several and the order of their turns."""
+    """What one split is made of: one source, or several and the order of their turns.
+
+    Attributes:
+        sources: the datasets.
+        blend: their turns; None where the samples are those of one dataset from its start.
+        leg: where the turns begin; see :mod:`megatron.data.progress`.
+    """
 
     sources: tuple[Source, ...]
     blend: BlendRecipe | None = None
+    leg: Leg = field(default_factory=Leg)
 
     def recipes(self) -> dict[str, IndexRecipe | BlendRecipe]:
         """Everything to have in the store, by key."""
@@ -123,16 +153,16 @@ class SplitPlan:
 
     def order_facts(self) -> dict[str, Any]:
         """What :attr:`order_key` is made of: of a blend, the facts of all members and their weights."""
-        first = self.sources[0].recipe.order_facts()
-        if self.blend is None:
+        first = self.sources[0].order_facts()
+        if self.blend is None or len(self.sources) == 1:
             return first
-        facts = {"datasets": len(self.sources)} | {name: first[name] for name in _SHARED_FACTS}
+        facts = {"datasets": len(self.sources)} | {name: first[name] for name in SHARED_FACTS}
         for number, source in enumerate(self.sources, start=1):
             facts[f"dataset {number} weight"] = self.blend.units[number - 1]
             facts |= {
                 f"dataset {number} {name}": value
-                for name, value in source.recipe.order_facts().items()
-                if name not in _SHARED_FACTS
+                for name, value in source.order_facts().items()
+                if name not in SHARED_FACTS
             }
         return facts
 
@@ -142,7 +172,7 @@ class DataPlan:
     """What the builder found in the data.
 
     Attributes:
-        files: (documents, bytes) of each token file.
+        files: (documents, bytes) of each token and label file.
         splits: what is to be read of them; a split that is empty or not used is not in it.
         facts: numbers for people.
     """
@@ -169,10 +199,11 @@ class DataPlan:
 
 @dataclass(frozen=True)
 class _Opened:
-    """A token file and the hash of its index."""
+    """A token or label file, the hash of its index, and one of pieces of its tokens."""
 
     data: MMapIndexedDataset
     fingerprint: str
+    content: str
 
 
 @dataclass(frozen=True)
@@ -185,6 +216,8 @@ class _Part:
     stop: int
     tokens: int
     count: SampleCount
+    label_path: str | None
+    labels: _Opened | None
 
     @property
     def documents(self) -> int:
@@ -201,19 +234,24 @@ def plan_indexes(
     vocab_size: int | None = None,
     data_parallel_size: int = 1,
     train_epochs: float | None = None,
+    progress: Progress | None = None,
 ) -> DataPlan:
     """Look at the data and say which index maps the run needs. Data seen before costs a header's read.
+
+    With ``progress``, of a run that is resumed, its leg goes on where the training blend is the same, and
+    another begins where it is not.
 
     Raises:
         DataError: the data is missing, damaged or too little to train on, or does not fit the
             vocabulary.
     """
-    files: dict[str, _Opened] = {}
-    for path in all_paths(settings):
-        data = open_source(settings, path)
-        files[path] = _Opened(data, store.fingerprint(data))
-        if vocab_size is not None:
-            check_token_ids(data, 0, data.tokens[:_TOKENS_LOOKED_AT], vocab_size)
+    files = {path: _look_at(settings, store, path, vocab_size) for path in all_paths(settings)}
+    labels = {
+        path: _look_at(settings, store, path, vocab_size, are_labels=True)
+        for name in SPLIT_NAMES
+        for path in label_paths_of(settings, name)
+        if path is not None
+    }
     splits: dict[str, SplitPlan] = {}
     facts: dict[str, SplitFacts] = {}
     warnings: list[str] = []
@@ -223,7 +261,7 @@ def plan_indexes(
         if not paths_of(settings, name):
             warnings.append(f"{name}_data_paths is not set: there is no {name} split")
             continue
-        parts = _parts_of(settings, store, name, files, seq_length, seed)
+        parts = _parts_of(settings, store, name, files, labels, seq_length, seed)
         warning, usable = _judge(
             _where(settings, name, parts, seq_length),
             sum(part.tokens for part in parts),
@@ -235,8 +273,11 @@ def plan_indexes(
         if warning:
             warnings.append(warning)
         if usable:
-            epochs = train_epochs if name == "train" else None
-            plan = _plan_split(settings, name, parts, samples, seq_length, seed, epochs)
+            draft = _Draft(settings, name, parts, samples, seq_length, seed)
+            if name == "train":
+                plan = _continued(replace(draft, train_epochs=train_epochs), progress)
+            else:
+                plan = draft.plan(Leg())
             splits[name], facts[name] = plan, _facts_of(plan, parts, samples)
     if settings.weight_by_num_documents:
         warnings += [
@@ -251,8 +292,25 @@ def plan_indexes(
         splits=facts,
         warnings=tuple(warnings),
     )
-    sizes = {path: (len(file.data), file.data.tokens.nbytes) for path, file in files.items()}
+    sizes = {
+        path: (len(file.data), file.data.tokens.nbytes) for path, file in (files | labels).items()
+    }
     return DataPlan(sizes, splits, total)
+
+
+def _look_at(
+    settings: DataSettings,
+    store: IndexStore,
+    path: str,
+    vocab_size: int | None,
+    *,
+    are_labels: bool = False,
+) -> _Opened:
+    data = open_source(settings, path)
+    if vocab_size is not None:
+        tokens = data.tokens[:_TOKENS_LOOKED_AT]
+        check_token_ids(data, 0, tokens, vocab_size, are_labels=are_labels)
+    return _Opened(data, store.fingerprint(data), store.content(data))
 
 
 def _parts_of(
@@ -260,73 +318,118 @@ def _parts_of(
     store: IndexStore,
     split: str,
     files: Mapping[str, _Opened],
+    labels: Mapping[str, _Opened],
     seq_length: int,
     seed: int,
 ) -> tuple[_Part, ...]:
+    """The datasets of a split.
+
+    Raises:
+        DataError: a label file does not fit its text.
+    """
     parts = []
-    for path in paths_of(settings, split):
+    for path, label_path in zip(
+        paths_of(settings, split), label_paths_of(settings, split), strict=True
+    ):
+        beside = None if label_path is None else labels[label_path]
+        if beside is not None and beside.fingerprint != files[path].fingerprint:
+            check_labels_fit(files[path].data, beside.data)
         data = files[path].data
         first, stop = documents_of(settings, split, data)
         count = count_of(settings, store, data, first, stop, seq_length=seq_length, seed=seed)
         tokens = data.tokens_between(first, stop)
-        parts.append(_Part(path, files[path], first, stop, tokens, count))
+        parts.append(_Part(path, files[path], first, stop, tokens, count, label_path, beside))
     return tuple(parts)
 
 
-def _plan_split(
-    settings: DataSettings,
-    split: str,
-    parts: Sequence[_Part],
-    samples: int,
-    seq_length: int,
-    seed: int,
-    train_epochs: float | None,
-) -> SplitPlan:
-    """The recipes for ``samples`` samples of one split.
+@dataclass(frozen=True)
+class _Draft:
+    """What the recipes of ``samples`` samples of one split follow from."""
 
-    Raises:
-        DataError: a member of a blend has nothing to give.
-    """
-    blend, shares = None, [samples]
-    if len(parts) > 1:
-        counts = [part.count for part in parts]
-        per_epoch = [count.per_epoch for count in counts]
-        check_members(split, [part.path for part in parts], per_epoch, seq_length)
-        weights = weights_of(
-            settings,
-            split,
-            documents=[part.documents for part in parts],
-            counts=counts,
-            train_epochs=train_epochs,
+    settings: DataSettings
+    split: str
+    parts: Sequence[_Part]
+    samples: int
+    seq_length: int
+    seed: int
+    train_epochs: float | None = None
+
+    def plan(self, leg: Leg) -> SplitPlan:
+        """The recipes for the samples from ``leg.start`` on.
+
+        Raises:
+            DataError: a member of a blend has nothing to give.
+        """
+        parts, samples = self.parts, max(0, self.samples - leg.start)
+        sources = [self._source(part, leg) for part in parts]
+        blend, shares = None, [samples]
+        if len(parts) > 1:
+            units = units_of(self._weights([source.before for source in sources]))
+            blend = BlendRecipe(units, min(sum(units), samples))
+            # With train_epochs the samples are counted to end with an epoch: a margin would begin another.
+            margin = _MARGIN if self.train_epochs is None else Fraction(1)
+            shares = [math.ceil(samples * margin * Fraction(unit, sum(units))) for unit in units]
+        elif leg.start:
+            blend = BlendRecipe((1,), 1)
+        complete = tuple(
+            self._with_epochs(source, part.count, source.before + share)
+            for source, part, share in zip(sources, parts, shares, strict=True)
         )
-        units = units_of(weights)
-        blend = BlendRecipe(units, min(sum(units), samples))
-        # With train_epochs the samples are counted to end with an epoch: a margin would begin another.
-        margin = _MARGIN if train_epochs is None else Fraction(1)
-        shares = [math.ceil(samples * margin * Fraction(unit, sum(units))) for unit in units]
-    sources = []
-    for part, share in zip(parts, shares, strict=True):
-        epochs, options = part.count.epochs_for(share), {}
-        if isinstance(part.count, WholeCount):
-            options = {
-                "allow_chopped": settings.allow_chopped,
-                "epoch_samples": part.count.counts(epochs),
-            }
+        return SplitPlan(complete, blend, leg)
+
+    def _weights(self, before: Sequence[int]) -> tuple[float, ...]:
+        paths, counts = [part.path for part in self.parts], [part.count for part in self.parts]
+        tokens, per_epoch = [part.tokens for part in self.parts], [c.per_epoch for c in counts]
+        check_members(self.split, paths, tokens, per_epoch, self.seq_length)
+        return weights_of(
+            self.settings,
+            self.split,
+            documents=[part.documents for part in self.parts],
+            counts=counts,
+            before=before,
+            train_epochs=self.train_epochs,
+        )
+
+    def _source(self, part: _Part, leg: Leg) -> Source:
+        """One dataset, its epochs still open."""
+        is_whole, labels = isinstance(part.count, WholeCount), part.labels
         recipe = IndexRecipe(
             idx_sha256=part.file.fingerprint,
             bin_bytes=part.file.data.tokens.nbytes,
             first_document=part.first,
             stop_document=part.stop,
             tokens_per_epoch=part.tokens,
-            epochs=epochs,
-            seq_length=seq_length,
-            seed=seed,
-            order=order_of(settings),
-            packing=settings.pack_impl,
-            options=options,
+            epochs=1,
+            seq_length=self.seq_length,
+            seed=self.seed,
+            order=order_of(self.settings),
+            packing=self.settings.pack_impl,
+            options={"allow_chopped": self.settings.allow_chopped} if is_whole else {},
+            companions={} if labels is None else {"label": _facts_of_labels(labels)},
         )
-        sources.append(Source(part.path, recipe))
-    return SplitPlan(tuple(sources), blend)
+        content = part.file.content + ("" if labels is None else f", labels {labels.content}")
+        source = Source(part.path, recipe, content, part.label_path)
+        return replace(source, before=leg.before.get(source.key, 0))
+
+    @staticmethod
+    def _with_epochs(source: Source, count: SampleCount, samples: int) -> Source:
+        epochs, recipe = count.epochs_for(samples), source.recipe
+        options = dict(recipe.options)
+        if isinstance(count, WholeCount):
+            options["epoch_samples"] = count.counts(epochs)
+        return replace(source, recipe=replace(recipe, epochs=epochs, options=options))
+
+
+def _continued(draft: _Draft, progress: Progress | None) -> SplitPlan:
+    """The plan of the training split, in the leg that a checkpoint stands in or the next one."""
+    if progress is None or order_of(draft.settings) != "epochs":
+        return draft.plan(Leg())
+    same = draft.plan(progress.leg)
+    return same if same.order_key == progress.order_key else draft.plan(progress.next_leg())
+
+
+def _facts_of_labels(labels: _Opened) -> str:
+    return f"{labels.fingerprint}, {labels.data.tokens.nbytes} bytes"
 
 
 def _where(settings: DataSettings, split: str, parts: Sequence[_Part], seq_length: int) -> str:

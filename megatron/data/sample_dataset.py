@@ -40,11 +40,13 @@ class Samples(Protocol):
     name: str
     seq_length: int
     vocab_size: int | None
+    has_labels: bool
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int | np.integer[Any], /) -> Sample: ...
     def read_into(self, index: int | np.integer[Any], out: Sample) -> None: ...
     def check_ids(self, index: int) -> None: ...
+    def given_at(self, consumed: int) -> tuple[int, ...]: ...
     @property
     def label(self) -> str: ...
     @property
@@ -66,11 +68,14 @@ class SampleDataset:
         name: str,
         vocab_size: int | None = None,
         pad_id: int = 0,
+        labels: MMapIndexedDataset | None = None,
     ) -> None:
         self.name = name
         self.seq_length = seq_length
         self.vocab_size = vocab_size
         self.data = data
+        self.labels = labels
+        self.has_labels = labels is not None
         self.maps = maps
         self.pad_id = pad_id
         self.is_packed = maps.manifest["recipe"]["packing"] == "packed"
@@ -90,12 +95,13 @@ class SampleDataset:
         return (self.maps,)
 
     def __getitem__(self, index: int | np.integer[Any]) -> Sample:
-        sample = Sample(np.empty(self.seq_length + 1, np.int64))
+        tokens = np.empty(self.seq_length + 1, np.int64)
+        sample = Sample(tokens, np.empty_like(tokens) if self.has_labels else None)
         self.read_into(index, sample)
         return sample
 
     def read_into(self, index: int | np.integer[Any], out: Sample) -> None:
-        """Write sample ``index`` into ``out``.
+        """Write sample ``index`` into ``out``, which has room for labels if there are any.
 
         Raises:
             IndexError: there is no such sample.
@@ -104,17 +110,32 @@ class SampleDataset:
         for at, first, count in pieces:
             stop = at + count
             out.tokens[at:stop] = self.data.tokens[first : first + count]
-        out.tokens[stop:] = self.pad_id
+        if stop <= self.seq_length:
+            out.tokens[stop:] = self.pad_id
         out.length = stop
         if out.starts is not None:
             out.starts[:] = [at for at, _, _ in pieces]
 
+        if self.labels is not None:
+            assert out.labels is not None
+            for at, first, count in pieces:
+                out.labels[at : at + count] = self.labels.tokens[first : first + count]
+            out.labels[stop:] = NO_LABEL
+
+    def given_at(self, consumed: int) -> tuple[int, ...]:
+        """Samples that each dataset has given when ``consumed`` have been read: of one, all."""
+        return (consumed,)
+
     def check_ids(self, index: int) -> None:
         """Raise the :class:`DataError` of the first id in sample ``index`` that is beyond the vocabulary."""
-        if self.vocab_size is not None:
-            for _, first, count in self.pieces(index):
-                found = self.data.tokens[first : first + count]
-                check_token_ids(self.data, first, found, self.vocab_size)
+        if self.vocab_size is None:
+            return
+        for _, first, count in self.pieces(index):
+            found = self.data.tokens[first : first + count]
+            check_token_ids(self.data, first, found, self.vocab_size)
+            if self.labels is not None:
+                found = self.labels.tokens[first : first + count]
+                check_token_ids(self.labels, first, found, self.vocab_size, are_labels=True)
 
     def pieces(self, index: int | np.integer[Any]) -> list[tuple[int, int, int]]:
         """Where sample ``index`` comes from: (place in the sample, first token of the file, tokens).

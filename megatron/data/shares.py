@@ -20,7 +20,7 @@ def blend_lines(facts: Mapping[str, SplitFacts], splits: Mapping[str, Samples]) 
 
 
 def _lines(name: str, facts: SplitFacts, blend: BlendedDataset) -> Iterator[str]:
-    total = len(blend)
+    total = int(blend.given.sum())
     rows = sorted(zip(facts.members, blend.given.tolist(), strict=True), key=lambda row: -row[1])
     yield f"{name} blend: {len(rows):,} datasets, {total:,} samples; share asked for → read"
     shown = rows if len(rows) <= _SHOWN + 1 else rows[:_SHOWN]

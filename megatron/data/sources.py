@@ -34,6 +34,12 @@ class DataSettings(Protocol):
     @property
     def test_data_paths(self) -> Sequence[str] | None: ...
     @property
+    def train_label_data_paths(self) -> Sequence[str] | None: ...
+    @property
+    def valid_label_data_paths(self) -> Sequence[str] | None: ...
+    @property
+    def test_label_data_paths(self) -> Sequence[str] | None: ...
+    @property
     def train_data_weights(self) -> Sequence[float] | None: ...
     @property
     def valid_data_weights(self) -> Sequence[float] | None: ...
@@ -70,6 +76,12 @@ def paths_of(settings: DataSettings, split: str) -> tuple[str, ...]:
     if settings.data_path:
         return (settings.data_path,)
     return tuple(getattr(settings, f"{split}_data_paths") or ())
+
+
+def label_paths_of(settings: DataSettings, split: str) -> tuple[str | None, ...]:
+    """The label file of each of :func:`paths_of`; None where there is none."""
+    given: Sequence[str] | None = getattr(settings, f"{split}_label_data_paths")
+    return tuple(given) if given else (None,) * len(paths_of(settings, split))
 
 
 def all_paths(settings: DataSettings) -> tuple[str, ...]:
@@ -144,6 +156,7 @@ def weights_of(
     *,
     documents: Sequence[int],
     counts: Sequence[SampleCount],
+    before: Sequence[int],
     train_epochs: float | None,
 ) -> tuple[float, ...]:
     """How much each member of a split counts, in any unit.
@@ -157,6 +170,7 @@ def weights_of(
         split: name of the split.
         documents: of each member.
         counts: of each member's samples.
+        before: samples that each has given already.
         train_epochs: as in the configuration.
     """
     if settings.weight_by_num_documents:
@@ -165,23 +179,30 @@ def weights_of(
     if given:
         return tuple(given)
     if split == "train" and train_epochs is not None:
-        return tuple(max(1, count.in_epochs(train_epochs)) for count in counts)
+        return tuple(
+            max(1, count.in_epochs(train_epochs) - given)
+            for count, given in zip(counts, before, strict=True)
+        )
     return (1.0,) * len(documents)
 
 
 def check_members(
-    split: str, paths: Sequence[str], samples: Sequence[int], seq_length: int
+    split: str,
+    paths: Sequence[str],
+    tokens: Sequence[int],
+    samples: Sequence[int],
+    seq_length: int,
 ) -> None:
     """Refuse a member of a blend that has nothing to give.
 
     Raises:
         DataError: one has not one whole sample an epoch.
     """
-    for path, count in zip(paths, samples, strict=True):
+    for path, size, count in zip(paths, tokens, samples, strict=True):
         if count == 0:
             raise DataError(
-                f"{path}: has not one whole sample with seq_length {seq_length}: it has nothing to give to "
-                f"the {split} blend\n"
+                f"{path}: {size:,} tokens are not one whole sample with seq_length {seq_length}: it has "
+                f"nothing to give to the {split} blend\n"
                 f"  to do: take it out of {split}_data_paths, or merge it with another"
             )
 

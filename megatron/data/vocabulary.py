@@ -17,16 +17,19 @@ def check_token_ids(
     tokens: npt.NDArray[Any],
     vocab_size: int,
     *,
+    are_labels: bool = False,
     everywhere: bool = False,
 ) -> None:
     """Check ``tokens``, which stand in ``data`` from ``first_token`` on; ``everywhere`` as in NeoXError.
 
     Raises:
-        DataError: one is below 0 or not below ``vocab_size``; says which one and where.
+        DataError: one is below 0 (labels may be) or not below ``vocab_size``; says which one and where.
     """
-    if not tokens.size or (int(tokens.max()) < vocab_size and int(tokens.min()) >= 0):
+    is_fine = bool(tokens.size == 0 or int(tokens.max()) < vocab_size)
+    if is_fine and (are_labels or not tokens.size or int(tokens.min()) >= 0):
         return
-    at = int(np.flatnonzero((tokens >= vocab_size) | (tokens < 0))[0])
+    wrong = tokens >= vocab_size if are_labels else (tokens >= vocab_size) | (tokens < 0)
+    at = int(np.flatnonzero(wrong)[0])
     place = first_token + at
     document = int(np.searchsorted(data.pointers, place * data.pointer_step, side="right")) - 1
     offset = place - int(data.pointers[document]) // data.pointer_step

@@ -13,15 +13,19 @@ from megatron.neox_arguments.files import SUFFIXES
 from megatron.neox_arguments.yaml_source import canonical
 
 USAGE = """\
-./deepy.py [--check] [launcher options] script.py [-d DIR] config... [--set KEY=VALUE] [own options]
+./deepy.py [launcher options] script.py [-d DIR] config... [--set KEY=VALUE] [own options]
 
   ./deepy.py train.py -d configs 125M local_setup
   ./deepy.py --num_gpus 2 train.py configs/125M.yml configs/local_setup.yml --set train_iters=10
+  ./deepy.py --check [script.py] configs/125M.yml configs/local_setup.yml
+  ./deepy.py --deepspeed_json configs/125M.yml configs/local_setup.yml
   ./deepy.py generate.py configs/125M.yml configs/local_setup.yml configs/text_generation.yml -i prompts.txt
 
 Own options are the script's: the first one that deepy.py does not know, and all that follow it, reach the
 script as they stand. Launcher options put values over the configuration's keys of the same names."""
 
+# What a configuration is checked for where no script is named.
+DEFAULT_SCRIPT = "train.py"
 # Each is a key of the configuration too.
 LAUNCHER_OPTIONS = {
     "hostfile": "file of hosts, one 'name slots=N' per line",
@@ -51,6 +55,8 @@ class Command:
         overrides: ``key=value`` texts, those of the launcher options included.
         own: the script's own options.
         check_only: check and describe, start nothing.
+        names_script: a script is named; without one a configuration is checked, not a start.
+        deepspeed_json: show the configuration that DeepSpeed gets, and start nothing.
     """
 
     script: str
@@ -60,6 +66,8 @@ class Command:
     overrides: tuple[str, ...]
     own: tuple[str, ...]
     check_only: bool
+    names_script: bool = True
+    deepspeed_json: bool = False
 
     def script_arguments(
         self, config_files: Sequence[str], deepspeed_config: str | None
@@ -87,13 +95,12 @@ def parse_command(argv: Sequence[str]) -> Command:
             f"command line: unknown option {rest[0]} before the script; see ./deepy.py --help"
         )
     after = list(argv[len(_before_script(argv)) :])
-    if not after:
-        raise LaunchError(
-            "command line: no script is named: ./deepy.py train.py configs/125M.yml ..."
-        )
-    script, after = after[0], after[1:]
-    if Path(script).suffix in SUFFIXES:
-        raise LaunchError(f"command line: expected a script such as train.py, found {script}")
+    check_only = launcher.check or launcher.deepspeed_json
+    names_script = bool(after) and Path(after[0]).suffix == ".py"
+    if names_script or not check_only:
+        script, after = _take_script(after)
+    else:
+        script = DEFAULT_SCRIPT
     parser = argparse.ArgumentParser(prog="deepy.py " + script, usage=USAGE)
     add_config_arguments(parser)
     known, own = _split_known(parser, after)
@@ -109,14 +116,33 @@ def parse_command(argv: Sequence[str]) -> Command:
         deepspeed_config=parsed.deepspeed_config,
         overrides=(*options, *overrides_from_cli(parsed)),
         own=tuple(own),
-        check_only=launcher.check,
+        check_only=check_only,
+        names_script=names_script,
+        deepspeed_json=launcher.deepspeed_json,
     )
+
+
+def _take_script(after: list[str]) -> tuple[str, list[str]]:
+    """The script, and what follows it."""
+    if not after:
+        raise LaunchError(
+            "command line: no script is named: ./deepy.py train.py configs/125M.yml ..."
+        )
+    if Path(after[0]).suffix in SUFFIXES:
+        raise LaunchError(f"command line: expected a script such as train.py, found {after[0]}")
+    return after[0], after[1:]
 
 
 def _launcher_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="deepy.py", usage=USAGE, allow_abbrev=False)
     parser.add_argument(
-        "--check", action="store_true", help="check the configuration, start nothing"
+        "--check", action="store_true", help="check and describe the configuration, start nothing"
+    )
+    parser.add_argument(
+        "--deepspeed_json",
+        "--deepspeed-json",
+        action="store_true",
+        help="show the configuration that DeepSpeed gets, start nothing",
     )
     for key, text in LAUNCHER_OPTIONS.items():
         parser.add_argument(

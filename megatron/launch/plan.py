@@ -13,6 +13,7 @@ from megatron.launch.command_line import Command
 from megatron.launch.hostfile import Host, read_hostfile
 from megatron.launch.machine import accelerator_count, usable_cores
 from megatron.neox_arguments import NeoXArgs
+from megatron.neox_arguments.payload import VARIABLE, payload_of
 from megatron.neox_arguments.sections import LaunchArgs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,8 +40,12 @@ class LaunchPlan:
     port: int | None
 
 
-def check_configuration(command: Command, world_size: int | None = None) -> NeoXArgs:
+def check_configuration(
+    command: Command, world_size: int | None = None, *, may_be_a_part: bool = False
+) -> NeoXArgs:
     """The configuration that a command line names; without ``world_size``, as far as none is needed.
+
+    ``may_be_a_part``: files without a model are fine too.
 
     Raises:
         ConfigError: every problem there is.
@@ -51,6 +56,7 @@ def check_configuration(command: Command, world_size: int | None = None) -> NeoX
         deepspeed_config=command.deepspeed_config,
         conf_dir=command.conf_dir,
         world_size=world_size,
+        may_be_a_part=may_be_a_part,
     )
 
 
@@ -76,7 +82,7 @@ def plan_launch(
     return LaunchPlan(
         ranks=ranks,
         command=(sys.executable, "-u", str(script), *command.script_arguments(names, extra)),
-        env=rank_environment(env, ranks, accelerators),
+        env=rank_environment(env, ranks, accelerators) | {VARIABLE: payload_of(args)},
         address=args.launch.master_addr or "127.0.0.1",
         port=args.launch.master_port,
     )

@@ -152,24 +152,29 @@ class RunFacts:
 
     model: ModelFacts
     layout: LayoutFacts
-    batch: BatchFacts
+    batch: BatchFacts | None
     splits: Sequence[SplitFacts]
-    train_iters: int
+    train_iters: int | None
     memory: MemoryEstimate | None = None
 
 
-def facts_block(facts: RunFacts) -> str:
-    """The block of facts: a title and one labelled line for each, at most twelve lines."""
+def facts_block(facts: RunFacts, more: Sequence[tuple[str, str]] = ()) -> str:
+    """The block of facts: a title and one labelled line for each, at most twelve lines.
+
+    ``more`` are further labels and lines; a line without a label goes on with the one above.
+    """
     rows = [("model", _model_text(facts.model)), ("", _parameters_text(facts.model))]
     rows.append(("layout", _layout_text(facts.layout)))
-    rows.append(("batch", _batch_text(facts.batch, facts.model.seq_length)))
-    steps = f"{facts.train_iters:,} steps"
+    if facts.batch is not None:
+        rows.append(("batch", _batch_text(facts.batch, facts.model.seq_length)))
+    steps = f"{facts.train_iters or 0:,} steps"
     for number, split in enumerate(facts.splits):
         rows.append(
             (split.name, _split_text(split, f"{steps} take" if number == 0 else "it takes"))
         )
     if facts.memory is not None:
         rows.append(("memory", _memory_text(facts.memory)))
+    rows += more
     width = max(len(label) for label, _ in rows)
     return "\n".join(["this run", *(f"  {label:<{width}}  {text}" for label, text in rows)])
 
@@ -224,5 +229,6 @@ def _memory_text(m: MemoryEstimate) -> str:
     return (
         f"about {bytes_text(m.total)} a rank beside the program itself: "
         f"weights {bytes_text(m.weights)}, gradients {bytes_text(m.gradients)}, "
-        f"optimizer {bytes_text(m.optimizer)}, activations {bytes_text(m.activations)}"
+        f"optimizer {bytes_text(m.optimizer)}, buffers {bytes_text(m.buffers)}, "
+        f"activations {bytes_text(m.activations)}"
     )

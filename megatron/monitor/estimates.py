@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# DeepSpeed's default ``reduce_bucket_size``.
+DEFAULT_BUCKET_SIZE = 500_000_000
 _FP32_BYTES = 4
 _HALF_BYTES = 2
 
@@ -29,16 +31,25 @@ _PEAK_FLOPS = (
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes on one rank. What the process itself, libraries and buffers take is not in it."""
+    """Bytes on one rank. What the process itself and its libraries take is not in it.
+
+    Attributes:
+        weights: the parameters that compute.
+        gradients: theirs.
+        optimizer: fp32 copies and states.
+        buffers: copies of gradients on their way to other ranks and to the optimizer.
+        activations: what the forward pass keeps, and the most that the backward pass adds.
+    """
 
     weights: int
     gradients: int
     optimizer: int
+    buffers: int
     activations: int
 
     @property
     def total(self) -> int:
-        return self.weights + self.gradients + self.optimizer + self.activations
+        return self.weights + self.gradients + self.optimizer + self.buffers + self.activations
 
 
 def estimate_memory(
@@ -57,6 +68,7 @@ def estimate_memory(
     vocab_size: int,
     checkpoint_activations: bool = False,
     optimizer_states: int = 2,
+    bucket_size: int = DEFAULT_BUCKET_SIZE,
 ) -> MemoryEstimate:
     """What one rank of a dense decoder holds in the middle of a step.
 
@@ -69,28 +81,50 @@ def estimate_memory(
         mlp_width: inner width of the MLP on this rank, half of ``linear1`` when ``gated``.
         vocab_size: ``V``.
         optimizer_states: fp32 numbers that the optimizer keeps for each parameter: 2 for Adam.
+        bucket_size: numbers that are reduced at once (DeepSpeed's ``reduce_bucket_size``).
     """
     size = _HALF_BYTES if half_precision else _FP32_BYTES
     share = data_parallel_size if zero_stage >= 1 else 1
     # ZeRO keeps fp32 copies of its share whatever the precision; stage 0 in fp32 needs none.
     copies = 1 if half_precision or zero_stage >= 1 else 0
     tokens = micro_batch_size * seq_length
-    # Kept for the backward pass of one layer, per token: two residual inputs of the norms and their
-    # outputs, queries, keys and values, the attention's output, the MLP before and after its
-    # activation. Fused attention keeps no s × s scores.
-    per_layer = 4 * hidden_size + (hidden_size + 2 * kv_size) + hidden_size
-    per_layer += (3 if gated else 2) * mlp_width
+    first = (2 if gated else 1) * mlp_width
+    qkv = hidden_size + 2 * kv_size
+    # Kept for the backward pass of one layer, per token: its input and the outputs of two norms;
+    # queries, keys and values, and the former two rotated; the attention's output, as it comes and
+    # with its heads joined; the MLP before and after its activation. Fused attention keeps no s × s
+    # scores.
+    per_layer = 3 * hidden_size + qkv + (hidden_size + kv_size) + 2 * hidden_size
+    per_layer += first + mlp_width
     kept = num_layers * per_layer
     if checkpoint_activations:  # the input of each layer, and one layer while it is recomputed
         kept = num_layers * hidden_size + per_layer
+    kept += first + mlp_width + qkv  # the gradients of one layer
     # The logits, their fp32 form, and its gradient.
     logits = vocab_size * (size + 2 * _FP32_BYTES)
     return MemoryEstimate(
         weights=parameters * size // (data_parallel_size if zero_stage >= 3 else 1),
         gradients=parameters * size // (data_parallel_size if zero_stage >= 2 else 1),
         optimizer=parameters * _FP32_BYTES * (copies + optimizer_states) // share,
+        buffers=_buffers(parameters, size, share, zero_stage, data_parallel_size, bucket_size),
         activations=tokens * (kept * size + logits),
     )
+
+
+def _buffers(
+    parameters: int,
+    size: int,
+    share: int,
+    zero_stage: int,
+    data_parallel_size: int,
+    bucket_size: int,
+) -> int:
+    """Bytes of copies of gradients: the bucket that is filled, its like in the collective's library,
+    the averaged share of the optimizer (ZeRO), and one temporary of it in the step."""
+    bucket = min(parameters, bucket_size) * size
+    under_way = bucket * (2 if data_parallel_size > 1 else int(zero_stage >= 1))
+    averaged = parameters * _FP32_BYTES // share if zero_stage >= 1 else 0
+    return under_way + averaged + parameters * _FP32_BYTES // share
 
 
 def flops_per_token(

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from megatron.monitor.jsonl import JsonlSink
 from megatron.monitor.tensorboard import TensorBoardSink
-from megatron.runtime.world import World
+
+if TYPE_CHECKING:  # this room imports no torch, so that a configuration can be described without it
+    from megatron.runtime.world import World
 
 # None is a number that does not exist, such as the gradient norm of an evaluation.
 Metrics: TypeAlias = Mapping[str, float | int | None]

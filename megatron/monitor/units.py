@@ -14,6 +14,14 @@ def count_text(number: float) -> str:
     return f"{number:.0f}"
 
 
+def flops_text(number: float) -> str:
+    """``950 FLOP``, ``1.24 MFLOP``, ``5.20 TFLOP`` …, floating-point operations in powers of 1000."""
+    for unit, letter in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= unit * 0.9995:
+            return f"{_three_digits(number / unit)} {letter}FLOP"
+    return f"{number:.0f} FLOP"
+
+
 def bytes_text(number: float) -> str:
     """``512 B``, ``4.20 MiB``, ``0.61 GiB`` … in powers of 1024."""
     for unit, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):

@@ -29,7 +29,7 @@ from megatron.neox_arguments.files import ConfigFile, read_files
 from megatron.neox_arguments.merging import Merged, apply_overrides, document_from, merge
 from megatron.neox_arguments.problems import Problems, closest, shown
 from megatron.neox_arguments.registry import FIELDS, SECTIONS
-from megatron.neox_arguments.rules import check_rules
+from megatron.neox_arguments.rules import REQUIRED, check_rules
 from megatron.neox_arguments.shorthands import complete_groups
 from megatron.neox_arguments.values import FrozenDict, thaw
 
@@ -85,6 +85,7 @@ class NeoXArgs:
         deepspeed_config: str | Path | None = None,
         world_size: int | None = None,
         conf_dir: str | Path | None = None,
+        may_be_a_part: bool = False,
     ) -> _Args:
         """Read, merge and check configuration files.
 
@@ -95,6 +96,7 @@ class NeoXArgs:
                 the others are allowed.
             world_size: number of ranks; with it the layout and the batch are checked too.
             conf_dir: folder of the files in ``paths`` that are not there as they are named.
+            may_be_a_part: files that hold no model at all are fine: others stand beside them later.
 
         Raises:
             ConfigError: every problem there is, with file and line, in one message.
@@ -114,6 +116,7 @@ class NeoXArgs:
         overrides = tuple(overrides)
         merged = merge(documents, extra[1][0] if extra[1] else None, problems)
         apply_overrides(merged, overrides, problems)
+        merged.is_a_part = may_be_a_part and not any(key in merged.values for key in REQUIRED)
         return cls._checked(merged, problems, world_size, (*files, *extra[0]), overrides)
 
     @classmethod

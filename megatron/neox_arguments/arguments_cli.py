@@ -14,6 +14,7 @@ from typing import NoReturn
 from megatron.errors import ConfigError
 from megatron.neox_arguments.arguments import NeoXArgs
 from megatron.neox_arguments.known_keys import ALIASES
+from megatron.neox_arguments.payload import check_payload
 from megatron.neox_arguments.yaml_source import canonical
 
 # Options with a name of their own that set one key, as in GPT-NeoX.
@@ -100,15 +101,17 @@ def args_from_cli(parsed: argparse.Namespace, world_size: int | None = None) -> 
         world_size: number of ranks; None checks neither layout nor batch.
 
     Raises:
-        ConfigError: every problem there is.
+        ConfigError: every problem there is, or a launcher has checked another configuration.
     """
-    return NeoXArgs.from_ymls(
+    args = NeoXArgs.from_ymls(
         [*parsed.config, *parsed.config_file],
         overrides=overrides_from_cli(parsed),
         deepspeed_config=parsed.deepspeed_config,
         world_size=world_size,
         conf_dir=parsed.conf_dir,
     )
+    check_payload(args)
+    return args
 
 
 def _canonical_key(override: str) -> str:

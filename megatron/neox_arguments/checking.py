@@ -7,25 +7,25 @@ from typing import Any
 
 from megatron.neox_arguments.derived import (
     PRECISION_NAMES,
+    derive_hostfile,
     derive_precision,
     derive_zero_stage,
 )
-from megatron.neox_arguments.known_keys import RUNTIME, SHORTHANDS
+from megatron.neox_arguments.groups import check_groups, report
+from megatron.neox_arguments.known_keys import RUNTIME
 from megatron.neox_arguments.merging import COMMAND_LINE, Merged, same_value
-from megatron.neox_arguments.nested_keys import GROUPS, OPTIMIZER_PARAMS
-from megatron.neox_arguments.problems import Place, Problems, closest, shown
+from megatron.neox_arguments.problems import Place, Problems, shown
 from megatron.neox_arguments.registry import FIELDS, FieldSpec, suggestion
+from megatron.neox_arguments.secrets import refuse_secrets
 from megatron.neox_arguments.shorthands import fold_shorthands
 from megatron.neox_arguments.typed import Ignored, Mismatch, choices_of, convert
 from megatron.neox_arguments.values import thaw
-from megatron.neox_arguments.yaml_source import KeyPath
 
 # Fields whose names are taken in any case, as GPT-NeoX takes them.
 _CASELESS: dict[str, dict[str, str]] = {
     key: {choice.lower(): choice for choice in choices_of(FIELDS[key].annotation)}
     for key in ("tokenizer_type", "optimizer_type")
 }
-_TYPED_AS_FIELDS = frozenset(SHORTHANDS.values())
 
 
 @dataclass
@@ -46,8 +46,9 @@ class Checked:
 def check_values(merged: Merged, problems: Problems) -> Checked:
     """Type every value and derive those that follow; what is wrong goes to ``problems``."""
     checked = Checked()
+    refuse_secrets(merged, problems)
     fold_shorthands(merged, problems)
-    _check_groups(merged, problems)
+    check_groups(merged, problems)
     ignored: dict[str, list[str]] = {}
     for key in merged.values:
         if key in RUNTIME:
@@ -62,6 +63,7 @@ def check_values(merged: Merged, problems: Problems) -> Checked:
         checked.notes.append(f"ignored: {', '.join(keys)} ({why})")
     derive_precision(merged, checked.values, problems)
     derive_zero_stage(checked.values, checked.notes)
+    derive_hostfile(checked.values, checked.notes)
     if checked.values.get("max_position_embeddings") is None and "seq_length" in checked.values:
         checked.values["max_position_embeddings"] = checked.values["seq_length"]
     return checked
@@ -84,7 +86,7 @@ def _check_marked(
         checked.values[key] = convert(value, spec.annotation, merged.texts.get((key,)))
     except Mismatch as mismatch:
         if not off:
-            _report(mismatch, (key,), merged, problems)
+            report(mismatch, (key,), merged, problems)
         return
     if off:
         return
@@ -112,7 +114,7 @@ def _check_runtime_value(key: str, merged: Merged, checked: Checked, problems: P
     try:
         converted = convert(merged.values[key], annotation)
     except Mismatch as mismatch:
-        _report(mismatch, (key,), merged, problems)
+        report(mismatch, (key,), merged, problems)
         return
     if converted is not None:
         checked.runtime[key] = converted
@@ -133,58 +135,4 @@ def _check_field(key: str, merged: Merged, checked: Checked, problems: Problems)
     try:
         checked.values[key] = convert(value, FIELDS[key].annotation, merged.texts.get((key,)))
     except Mismatch as mismatch:
-        _report(mismatch, (key,), merged, problems)
-
-
-def _report(mismatch: Mismatch, path: KeyPath, merged: Merged, problems: Problems) -> None:
-    path = (*path, *mismatch.path)
-    field_key = str(path[0])
-    shown_path = (merged.names.get(field_key, field_key), *path[1:])
-    problems.add(".".join(map(str, shown_path)), str(mismatch), merged.place(path), field_key)
-
-
-def _check_groups(merged: Merged, problems: Problems) -> None:
-    """The keys inside DeepSpeed's groups, and their types."""
-    for key, table in GROUPS.items():
-        group = merged.values.get(key)
-        if isinstance(group, dict):
-            _check_group(group, table, (key,), merged, problems)
-    optimizer = merged.values.get("optimizer")
-    if isinstance(optimizer, dict) and isinstance(optimizer.get("params"), dict):
-        kind = str(optimizer.get("type", "adam")).lower()
-        if kind in OPTIMIZER_PARAMS:
-            params = optimizer["params"]
-            _check_group(params, OPTIMIZER_PARAMS[kind], ("optimizer", "params"), merged, problems)
-            betas = params.get("betas")
-            if isinstance(betas, list) and len(betas) != 2:
-                problems.add(
-                    "optimizer.params.betas",
-                    f"found {shown(betas)}, expected two numbers",
-                    merged.place(("optimizer", "params", "betas")),
-                )
-
-
-def _check_group(
-    group: dict[str, Any], table: dict[str, Any], path: KeyPath, merged: Merged, problems: Problems
-) -> None:
-    for key, value in group.items():
-        here = (*path, key)
-        if key not in table:
-            meant = closest(key, table)
-            hint = (
-                f"did you mean {meant}?"
-                if meant
-                else f"known here: {', '.join(sorted(table)[:12])}"
-            )
-            problems.add(".".join(map(str, here)), f"unknown key; {hint}", merged.place(here))
-            continue
-        try:
-            group[key] = _plain(convert(value, table[key], merged.texts.get(here)), value)
-        except Mismatch as mismatch:
-            if here not in _TYPED_AS_FIELDS:  # else its short name's check says so
-                _report(mismatch, here, merged, problems)
-
-
-def _plain(converted: Any, written: Any) -> Any:
-    """Whole floats that mean integers (5e8) become integers; everything else stays as written."""
-    return converted if isinstance(converted, int) and isinstance(written, float) else written
+        report(mismatch, (key,), merged, problems)

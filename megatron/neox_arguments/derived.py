@@ -15,6 +15,8 @@ PRECISION_NAMES = {
     "half": "fp16",
 }
 
+_PLACEHOLDER = "/mock_path"
+
 
 def derive_precision(merged: Merged, values: dict[str, Any], problems: Problems) -> None:
     """One precision out of ``precision`` and the switches of ``bf16`` and ``fp16``."""
@@ -80,3 +82,10 @@ def derive_zero_stage(values: dict[str, Any], notes: list[str]) -> None:
         "zero_optimization.stage: 0 runs as 1, because DeepSpeed's stage 0 takes a wrong first Adam "
         "step in half precision"
     )
+
+
+def derive_hostfile(values: dict[str, Any], notes: list[str]) -> None:
+    """GPT-NeoX's own files name a hostfile that nobody has, for each user to change."""
+    if values.get("hostfile") == _PLACEHOLDER:
+        values["hostfile"] = None
+        notes.append(f"ignored: hostfile ({_PLACEHOLDER} is a placeholder of GPT-NeoX's files)")

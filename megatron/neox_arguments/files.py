@@ -74,9 +74,9 @@ def _read_text(path: Path, problems: Problems) -> str | None:
 
 def _missing(name: str | Path, conf_dir: str | Path | None) -> str:
     folder = (Path(conf_dir or ".") / name).parent
-    where = f" in {conf_dir}" if conf_dir is not None else ""
+    where = f" in {folder.resolve()}"
     if not folder.is_dir():
-        return f"no such configuration file{where}: {folder} is no folder"
+        return f"no such configuration file: {folder.resolve()} is no folder"
     stems = {p.stem: p for p in sorted(folder.iterdir()) if p.suffix in SUFFIXES}
     lower = {stem.lower(): stem for stem in stems}
     meant = closest(Path(name).stem.lower(), lower)

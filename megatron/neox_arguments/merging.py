@@ -30,12 +30,14 @@ class Merged:
         places: where each value, or each part of one, was written.
         texts: how plain scalars were written.
         names: the name under which each top-level key was written, where it was an alias.
+        is_a_part: there is no model in it, and none is missing.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
     places: dict[KeyPath, Place] = field(default_factory=dict)
     texts: dict[KeyPath, str] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
+    is_a_part: bool = False
 
     def place(self, path: KeyPath) -> Place | None:
         """Where ``path``, or the nearest thing around it, was written."""
@@ -146,7 +148,7 @@ def apply_overrides(merged: Merged, overrides: Iterable[str], problems: Problems
         place = Place(COMMAND_LINE)
         path: KeyPath = tuple(canonical(part) for part in dotted.split("."))
         if not equals or not all(path):
-            problems.add("", f"--set {override}: expected --set key=value", place)
+            problems.add("", f"--set {override}: {_how_to_set(override)}", place)
             continue
         head = ALIASES.get(str(path[0]), str(path[0]))
         path = SHORTHANDS.get(head, (head,)) + path[1:] if len(path) == 1 else (head, *path[1:])
@@ -154,11 +156,10 @@ def apply_overrides(merged: Merged, overrides: Iterable[str], problems: Problems
             problems.add(dotted, "given twice on the command line: keep one", place)
             continue
         seen.add(path)
-        found = _override_value(head if len(path) == 1 else "", text)
-        if found is None:
-            problems.add(dotted, f"cannot read the value {shown(text)}: put it in quotes", place)
+        value, texts, unreadable = _override_value(head if len(path) == 1 else "", text)
+        if unreadable:
+            problems.add(dotted, unreadable, place)
             continue
-        value, texts = found
         if _put(merged.values, path, value, dotted, place, problems):
             merged.drop(path)
             _drop_shorthands(merged, path)
@@ -167,17 +168,25 @@ def apply_overrides(merged: Merged, overrides: Iterable[str], problems: Problems
                 merged.texts[path + inner] = written
 
 
-def _override_value(key: str, text: str) -> tuple[Any, dict[KeyPath, str]] | None:
-    """The value of one override, and how its plain scalars were written; None if it cannot be read."""
+def _how_to_set(override: str) -> str:
+    key = override.partition("=")[0].strip()
+    if "=" not in override and key:
+        return f"the value is missing: write --set {key}=VALUE, with = and without a space"
+    return "expected --set key=value"
+
+
+def _override_value(key: str, text: str) -> tuple[Any, dict[KeyPath, str], str]:
+    """The value of one override, how its plain scalars were written, and why it cannot be read."""
     wants_text = key in FIELDS and takes_text(FIELDS[key].annotation)
     if wants_text and text not in NULLS and text[:1] not in ("'", '"'):
-        return text, {}
+        return text, {}, ""
     problems = Problems()
     document = read_document(COMMAND_LINE, f"value: {text}", problems)
-    if problems or document.values.keys() != {"value"}:
-        return None
+    if document.values.keys() != {"value"} or problems:
+        ambiguous = problems.about("value")
+        return None, {}, ambiguous or f"cannot read the value {shown(text)}: put it in quotes"
     texts = {path[1:]: written for path, written in document.texts.items()}
-    return document.values["value"], texts
+    return document.values["value"], texts, ""
 
 
 def _drop_shorthands(merged: Merged, path: KeyPath) -> None:

@@ -1,4 +1,4 @@
-"""What may stand inside the groups that DeepSpeed reads, with types.
+"""What may stand inside the groups that DeepSpeed trains by, with types.
 
 The names are DeepSpeed 0.19's and a few older ones that GPT-NeoX's files write (`NOT_DEEPSPEEDS`). A name
 that is not here is refused as a typing mistake: DeepSpeed itself ignores some of those in silence.
@@ -8,16 +8,25 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+from megatron.neox_arguments.nested_services import SERVICES
 from megatron.neox_arguments.typed import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     Range,
+    Share,
 )
 
 _Beta = Annotated[float, Range(low=0, high=1, open_high=True)]
 
+_Dtype = Literal["fp32", "fp16", "bf16"]
+_OFFLOAD: dict[str, Any] = {
+    "device": Literal["none", "cpu", "nvme"],
+    "nvme_path": str | None,
+    "buffer_count": NonNegativeInt,
+    "pin_memory": bool,
+}
 _ADAM: dict[str, Any] = {
     "lr": NonNegativeFloat,
     "betas": tuple[_Beta, ...],
@@ -119,20 +128,46 @@ GROUPS: dict[str, dict[str, Any]] = {
             ),
             NonNegativeInt,
         ),
-        "offload_param": dict[str, Any] | None,
-        "offload_optimizer": dict[str, Any] | None,
-        "zenflow": dict[str, Any] | None,
-        "leaf_module": dict[str, Any] | None,
+        "offload_param": {
+            **_OFFLOAD,
+            "buffer_size": NonNegativeInt,
+            "max_in_cpu": NonNegativeInt,
+        },
+        "offload_optimizer": {
+            **_OFFLOAD,
+            "pipeline_read": bool,
+            "pipeline_write": bool,
+            "fast_init": bool,
+            "ratio": Share,
+            "super_offload": bool,
+            "cpuadam_cores_perc": Share,
+        },
+        "zenflow": {
+            "topk_ratio": Share,
+            "select_strategy": str,
+            "select_interval": int | str,
+            "update_interval": int | str,
+            "overlap_step": bool,
+            "offload": bool,
+            "auto_ratio": Share,
+            "full_warm_up_rounds": NonNegativeInt,
+            "pt_reserved_cores_perc": Share,
+            "steps_per_epoch": PositiveInt | None,
+        },
+        "leaf_module": dict.fromkeys(("classes", "names", "name_suffixes"), tuple[str, ...]),
     },
     "checkpoint": {
         "tag_validation": str,
         "load_universal": bool,
         "use_node_local_storage": bool,
-        "parallel_write": dict[str, Any],
+        "parallel_write": {"pipeline_stage": bool},
         "checkpoint_serialization": bool,
         "writer": dict[str, Any],
     },
-    "data_types": {"grad_accum_dtype": Literal["fp32", "fp16", "bf16"] | None},
+    "data_types": {
+        **dict.fromkeys(("grad_accum_dtype", "param_dtype", "buffer_dtype"), _Dtype | None),
+        "keep_in_fp32_modules": str | tuple[str, ...],
+    },
     "activation_checkpointing": {
         "partition_activations": bool,
         "number_checkpoints": NonNegativeInt | None,
@@ -141,6 +176,7 @@ GROUPS: dict[str, dict[str, Any]] = {
         "cpu_checkpointing": bool,
         "profile": bool,
     },
+    **SERVICES,
 }
 
 # Accepted above because public files write them; DeepSpeed would stop at them, and they say nothing that

@@ -71,6 +71,10 @@ class Problems:
         """The top-level keys that have a problem: rules about them would only repeat it."""
         return {problem.field or problem.key.split(".")[0] for problem in self._all}
 
+    def about(self, key: str) -> str:
+        """What is wrong with ``key`` itself; nothing if that is fine."""
+        return next((problem.text for problem in self._all if problem.key == key), "")
+
     def message(self) -> str:
         """All problems, grouped by file in the order of the files, by line within one."""
         order = dict(self._sources)

@@ -60,7 +60,7 @@ def check_rules(
     bad = problems.bad_keys()
     accounted_for = bad | {meant_key(key) for key in bad if key not in KNOWN_KEYS}
     missing = [key for key in REQUIRED if getattr(args, key) is None and key not in accounted_for]
-    if missing:
+    if missing and not merged.is_a_part:
         problems.add(", ".join(missing), "missing: every configuration needs them")
     for keys, rule in _RULES:
         needs_shape = any(key in REQUIRED for key in keys)
@@ -76,18 +76,17 @@ def check_rules(
 
 
 def _check_world(args: NeoXArgs, merged: Merged, problems: Problems, world_size: int) -> None:
-    if problems.bad_keys().intersection(BATCH_KEYS):
-        return
-    try:
-        solve_batch(args.batch, data_parallel_size(args.parallelism, world_size))
-    except BatchMismatch as mismatch:
-        problems.add(mismatch.key, str(mismatch), merged.place((mismatch.key,)))
     wanted = args.expected.get("world_size")
     if wanted is not None and wanted != world_size:
+        ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
         place = merged.place(("world_size",))
-        problems.add(
-            "world_size", f"the file says {shown(wanted)}, this run has {world_size} ranks", place
-        )
+        problems.add("world_size", f"the file says {shown(wanted)}, this run has {ranks}", place)
+        return  # whatever else does not fit this world may fit the one that is meant
+    if not problems.bad_keys().intersection(BATCH_KEYS):
+        try:
+            solve_batch(args.batch, data_parallel_size(args.parallelism, world_size))
+        except BatchMismatch as mismatch:
+            problems.add(mismatch.key, str(mismatch), merged.place((mismatch.key,)))
     for key in ("rank", "local_rank"):
         rank = args.expected.get(key)
         if rank is not None and not (isinstance(rank, int) and 0 <= rank < world_size):
@@ -301,14 +300,15 @@ def _split_is_shares(args: NeoXArgs) -> Iterator[Finding]:
 
 _BLENDS = ("train", "valid", "test")
 _BLEND_PATHS = tuple(f"{split}_data_paths" for split in _BLENDS)
+_BLEND_LABELS = tuple(f"{split}_label_data_paths" for split in _BLENDS)
 _BLEND_WEIGHTS = tuple(f"{split}_data_weights" for split in _BLENDS)
 _MOST_DATASETS = 1000
 
 
-@_rule("data_path", *_BLEND_PATHS)
+@_rule("data_path", *_BLEND_PATHS, *_BLEND_LABELS)
 def _data_paths_are_prefixes(args: NeoXArgs) -> Iterator[Finding]:
     given = {"data_path": [args.data.data_path] if args.data.data_path else []}
-    given |= {key: list(getattr(args.data, key) or ()) for key in _BLEND_PATHS}
+    given |= {key: list(getattr(args.data, key) or ()) for key in (*_BLEND_PATHS, *_BLEND_LABELS)}
     for key, paths in given.items():
         for path in paths:
             for ending in (".bin", ".idx"):
@@ -320,7 +320,7 @@ def _data_paths_are_prefixes(args: NeoXArgs) -> Iterator[Finding]:
             yield key, f"{len(paths):,} datasets, the most are {_MOST_DATASETS:,}: merge some"
 
 
-@_rule("data_path", *_BLEND_PATHS, *_BLEND_WEIGHTS, "weight_by_num_documents")
+@_rule("data_path", *_BLEND_PATHS, *_BLEND_LABELS, *_BLEND_WEIGHTS, "weight_by_num_documents")
 def _blends_are_whole(args: NeoXArgs) -> Iterator[Finding]:
     data = args.data
     blends = [key for key in _BLEND_PATHS if getattr(data, key)]
@@ -332,6 +332,13 @@ def _blends_are_whole(args: NeoXArgs) -> Iterator[Finding]:
             yield (
                 weights_key,
                 f"{len(weights):,} weights for {len(paths):,} {paths_key}: one is needed for each",
+            )
+    for paths_key, labels_key in zip(_BLEND_PATHS, _BLEND_LABELS, strict=True):
+        paths, labels = getattr(data, paths_key) or (), getattr(data, labels_key)
+        if labels and len(labels) != len(paths):
+            yield (
+                labels_key,
+                f"{len(labels):,} label files for {len(paths):,} {paths_key}: each needs its own",
             )
     if data.weight_by_num_documents and not blends:
         yield "weight_by_num_documents", "weighs the members of *_data_paths, which are not given"
@@ -366,6 +373,17 @@ def _checkpoint_factor_fits(args: NeoXArgs) -> Iterator[Finding]:
         yield "checkpoint_factor", f"{factor:g} must be above 1 with checkpoint_scale: log"
 
 
+@_rule("load", "finetune", "iteration")
+def _there_is_something_to_load(args: NeoXArgs) -> Iterator[Finding]:
+    settings = args.checkpointing
+    if settings.load is not None:
+        return
+    if settings.finetune:
+        yield "finetune", "is true, but there are no weights to start from: load is not given"
+    if settings.iteration is not None:
+        yield "iteration", f"found {settings.iteration}, but load is not given"
+
+
 @_rule("text_gen_type", "sample_input_file")
 def _prompts_are_given(args: NeoXArgs) -> Iterator[Finding]:
     if args.textgen.text_gen_type == "input-file" and not args.textgen.sample_input_file:
@@ -373,24 +391,6 @@ def _prompts_are_given(args: NeoXArgs) -> Iterator[Finding]:
 
 
 # DeepSpeed's sections.
-
-# DeepSpeed stops on these even where they ask for nothing.
-_REMOVED_FROM_DEEPSPEED = frozenset(
-    {"nebula", "quantize_training", "eigenvalue", "graph_harvesting", "progressive_layer_drop"}
-)
-
-
-@_rule("deepspeed_extra_args")
-def _deepspeed_fits(args: NeoXArgs) -> Iterator[Finding]:
-    for key in args.ds_extras.deepspeed_extra_args or {}:
-        if key in KNOWN_KEYS:
-            yield (
-                f"deepspeed_extra_args.{key}",
-                "is a key of its own here: write it at the top level",
-            )
-        elif key in _REMOVED_FROM_DEEPSPEED:
-            yield f"deepspeed_extra_args.{key}", "DeepSpeed no longer has it: take it out"
-
 
 # Options of DeepSpeed's own Adam, which torch's Adam stops at.
 _DEEPSPEED_ADAM_ONLY = ("bias_correction",)

@@ -157,6 +157,8 @@ def _convert_scalar(value: Any, annotation: Any, text: str | None) -> Any:
         if text is not None and value is not None:
             return text
     hint = ""
+    if annotation is float and isinstance(value, float) and not math.isfinite(value):
+        hint = ", neither infinite nor nan"
     if annotation in (int, float) and isinstance(value, str) and _is_number(value):
         hint = ": take the quotes off"
     raise _WrongType(value, annotation, hint)

@@ -4,7 +4,8 @@ What differs from PyYAML's own loaders:
 
 - a key given twice in one mapping is an error, at any depth; ``-`` and ``_`` are the same letter;
 - numbers are numbers: ``1e-4`` is a float (YAML 1.1 takes it for text), ``010`` is refused as
-  ambiguous (YAML 1.1: eight), ``12:30`` and dates are text;
+  ambiguous (YAML 1.1: eight), ``12:30`` and dates are text; ``.inf`` and ``.nan`` are read, so that
+  the check of the key's type can say that neither is meant;
 - ``None`` is null, like ``null`` and ``~``;
 - tags, merge keys and values that contain themselves are errors.
 
@@ -13,6 +14,7 @@ JSON is read by the same code: it is a subset once tabs between its tokens are s
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +37,8 @@ NULLS = frozenset({"", "~", "null", "Null", "NULL", "None"})
 # The words that YAML 1.1, and so GPT-NeoX, reads as truth values.
 _BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
+# In place of a value that could not be read: its key is left out, so that nothing more is said about it.
+_UNREADABLE: Any = object()
 # Aliases can make a short text stand for an endless one.
 _MAX_NODES = 100_000
 
@@ -84,6 +88,8 @@ def plain_scalar(text: str) -> Any:
         )
     if _INT.fullmatch(text):
         return int(text.replace("_", ""), 0)
+    if text in (".nan", ".NaN", ".NAN"):
+        return math.nan
     if _FLOAT.fullmatch(text):
         return float(
             text.replace("_", "")
@@ -173,24 +179,28 @@ class _Builder:
         self._count += 1
         if id(node) in self._open or self._count > _MAX_NODES:
             self._report(node, path, "an alias makes this value endless: write it out")
-            return None
+            return _UNREADABLE
         if node.tag not in _PLAIN_TAGS:
             self._report(node, path, f"tags such as {node.tag} have no meaning here")
-            return None
+            return _UNREADABLE
         self._open.append(id(node))
         value: Any
         if isinstance(node, MappingNode):
             value = self._mapping(node, path)
         elif isinstance(node, SequenceNode):
-            value = []
-            for index, item in enumerate(node.value):
-                self._document.places[(*path, index)] = self._place(item)
-                value.append(self._build(item, (*path, index)))
+            value = self._sequence(node, path)
         else:
             assert isinstance(node, ScalarNode)
             value = self._scalar(node, path)
         self._open.pop()
         return value
+
+    def _sequence(self, node: SequenceNode, path: KeyPath) -> Any:
+        items: list[Any] = []
+        for index, item in enumerate(node.value):
+            self._document.places[(*path, index)] = self._place(item)
+            items.append(self._build(item, (*path, index)))
+        return _UNREADABLE if any(item is _UNREADABLE for item in items) else items
 
     def _mapping(self, node: MappingNode, path: KeyPath) -> dict[str, Any]:
         values: dict[str, Any] = {}
@@ -206,7 +216,7 @@ class _Builder:
                 continue
             key = canonical(key_node.value)
             here = (*path, key)
-            if key in values:
+            if key in spellings:
                 first = self._document.places[here]
                 spelt = "" if spellings[key] == key_node.value else f" as {spellings[key]}"
                 self._report(
@@ -215,7 +225,9 @@ class _Builder:
                 continue
             self._document.places[here] = self._place(key_node)
             spellings[key] = key_node.value
-            values[key] = self._build(value_node, here)
+            value = self._build(value_node, here)
+            if value is not _UNREADABLE:
+                values[key] = value
         return values
 
     def _scalar(self, node: ScalarNode, path: KeyPath) -> Any:
@@ -226,7 +238,7 @@ class _Builder:
             value = plain_scalar(text)
         except ValueError as error:
             self._report(node, path, str(error))
-            return None
+            return _UNREADABLE
         if not isinstance(value, str):
             self._document.texts[path] = text
         return value

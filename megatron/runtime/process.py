@@ -23,7 +23,10 @@ COLLECTIVE_TIMEOUT_S = 1800.0
 
 
 def start_process(
-    backend: str | None = None, *, collective_timeout_s: float = COLLECTIVE_TIMEOUT_S
+    backend: str | None = None,
+    *,
+    collective_timeout_s: float = COLLECTIVE_TIMEOUT_S,
+    config_hash: str | None = None,
 ) -> World:
     """Join the run that the launcher's variables describe and return this process's place in it.
 
@@ -36,10 +39,11 @@ def start_process(
         collective_timeout_s: seconds that a rank waits for the others in the collectives of
             :class:`World`, where one may have long work of its own; those of the model never wait
             longer than :data:`COLLECTIVE_TIMEOUT_S` (unless both run over gloo, which is one group).
+        config_hash: of the configuration that this process has read; the same on all ranks.
 
     Raises:
-        LaunchError: the variables contradict each other or the devices, or the ranks cannot reach
-            each other.
+        LaunchError: the variables contradict each other or the devices, the ranks cannot reach each
+            other, or have read different configurations.
     """
     end_with_launcher()
     world = World.from_env()
@@ -71,6 +75,7 @@ def start_process(
         dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo", timeout=patient)
     )
     world = replace(world, cpu_group=group)
+    check_same_configuration(world, config_hash)
     return replace(world, run_id=world.broadcast(uuid.uuid4().hex[:12]))
 
 
@@ -78,6 +83,22 @@ def end_process() -> None:
     """Leave the process group in order, at the end of a run that went well."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def check_same_configuration(world: World, config_hash: str | None) -> None:
+    """Every host may have files of its own under the names that all are given."""
+    found = world.all_gather((config_hash, world.hostname))
+    first_hash, first_host = found[0]
+    others = [(rank, *each) for rank, each in enumerate(found) if each[0] != first_hash]
+    if others:
+        rank, its_hash, host = others[0]
+        raise LaunchError(
+            f"host {host}: rank {rank} has read another configuration than rank 0\n"
+            f"  found: hash {its_hash} there, {first_hash} on host {first_host} (rank 0); "
+            f"{len(others)} of {world.size} ranks differ\n"
+            "  to do: give every host the same files and the same version of this project",
+            everywhere=True,
+        )
 
 
 def _free_port() -> int:

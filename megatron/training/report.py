@@ -13,22 +13,19 @@ from megatron.data.datasets import DataSplits
 from megatron.logging import get_logger
 from megatron.monitor import (
     METRICS_FILE,
-    BatchFacts,
     Interval,
     LayoutFacts,
     Monitor,
     RunFacts,
     SplitFacts,
-    estimate_memory,
     evaluation_line,
     facts_block,
-    flops_per_token,
     interval_line,
     model_flops_utilization,
     open_monitor,
     peak_flops,
 )
-from megatron.monitor import ModelFacts as ModelText
+from megatron.monitor.from_arguments import batch_facts, flops_a_token, memory_of, model_facts
 from megatron.neox_arguments import BatchSizes, NeoXArgs
 from megatron.runtime.device import default_backend, device_name, peak_memory_bytes
 from megatron.training.loop import LoggedStep
@@ -170,21 +167,11 @@ def run_facts(
     args: NeoXArgs, parts: Parts, batch: BatchSizes, model: nn.Module, data: DataSplits
 ) -> RunFacts:
     """The facts of a run, from its parts."""
-    sizes = {name: p.numel() for name, p in model.named_parameters()}
-    parameters = sum(sizes.values())
-    embedding = sum(n for name, n in sizes.items() if name.endswith(_LOOKED_UP))
+    parameters, embedding = _sizes(model)
     m, grid = args.model, parts.groups.grid
     return RunFacts(
-        model=ModelText(
-            num_layers=m.num_layers,
-            hidden_size=m.hidden_size,
-            num_heads=m.num_attention_heads,
-            num_kv_heads=m.kv_heads,
-            mlp_width=m.mlp_width,
-            seq_length=m.seq_length,
-            norm=m.norm,
-            positions=m.pos_emb,
-            activation=m.activation,
+        model=model_facts(
+            m,
             parameters=parameters,
             embedding_parameters=embedding,
             vocab_size=parts.tokenizer.vocab_size,
@@ -201,12 +188,7 @@ def run_facts(
             precision=m.precision,
             zero_stage=args.optim.zero_stage,
         ),
-        batch=BatchFacts(
-            global_batch_size=batch.global_batch_size,
-            micro_batch_size=batch.micro_batch_size,
-            gradient_accumulation_steps=batch.gradient_accumulation_steps,
-            data_parallel_size=batch.data_parallel_size,
-        ),
+        batch=batch_facts(batch),
         splits=[
             SplitFacts(
                 name=name,
@@ -218,21 +200,7 @@ def run_facts(
             for name, split in data.facts.splits.items()
         ],
         train_iters=total_steps(args),
-        memory=estimate_memory(
-            parameters=parameters,
-            half_precision=m.precision != "fp32",
-            zero_stage=args.optim.zero_stage,
-            data_parallel_size=grid.data,
-            micro_batch_size=batch.micro_batch_size,
-            seq_length=m.seq_length,
-            num_layers=m.num_layers,
-            hidden_size=m.hidden_size,
-            kv_size=m.kv_heads * m.head_dim,
-            mlp_width=m.mlp_width,
-            gated=m.is_gated,
-            vocab_size=parts.padded_vocab,
-            checkpoint_activations=args.training.checkpoint_activations,
-        ),
+        memory=memory_of(args, batch, parameters=parameters, padded_vocab_size=parts.padded_vocab),
     )
 
 
@@ -243,16 +211,12 @@ def _device_peak(args: NeoXArgs, name: str) -> float | None:
 
 
 def _flops_per_token(args: NeoXArgs, model: nn.Module) -> float:
-    """Arithmetic of one token; a tied embedding is multiplied once, as the head."""
-    multiplied = sum(
-        p.numel()
-        for name, p in model.named_parameters()
-        if not name.endswith(_LOOKED_UP)
-        or (name.endswith(_LOOKED_UP[0]) and not args.model.no_weight_tying)
-    )
-    return flops_per_token(
-        matmul_parameters=multiplied,
-        num_layers=args.model.num_layers,
-        attention_width=args.model.num_attention_heads * args.model.head_dim,
-        seq_length=args.model.seq_length,
-    )
+    parameters, embedding = _sizes(model)
+    return flops_a_token(args.model, parameters=parameters, embedding_parameters=embedding)
+
+
+def _sizes(model: nn.Module) -> tuple[int, int]:
+    """Parameters: all, and those of the tables that are looked up."""
+    sizes = {name: p.numel() for name, p in model.named_parameters()}
+    embedding = sum(n for name, n in sizes.items() if name.endswith(_LOOKED_UP))
+    return sum(sizes.values()), embedding

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from megatron.checkpointing import CheckpointInfo
 from megatron.data.datasets import DataSplits, describe_difference
+from megatron.data.plan import SHARED_FACTS
+from megatron.data.progress import Progress
 from megatron.errors import CheckpointError
 from megatron.logging import get_logger
 from megatron.neox_arguments import BatchSizes
@@ -26,10 +28,12 @@ class ScheduleChoice(Protocol):
 
 
 def stored_facts(
-    data: DataSplits, schedule: LRSchedule, parts: Parts, batch: BatchSizes
+    data: DataSplits, schedule: LRSchedule, parts: Parts, batch: BatchSizes, consumed_samples: int
 ) -> dict[str, Any]:
     """The facts to put into a checkpoint: which data in which order, which schedule, which vocabulary."""
+    progress = data.progress_at(consumed_samples)
     return {
+        "progress": None if progress is None else progress.as_dict(),
         "index_keys": dict(data.index_keys),
         "order_facts": {split: dict(facts) for split, facts in data.order_facts.items()},
         "lr_schedule": schedule.as_dict(),
@@ -44,15 +48,23 @@ def check_same_data(found: CheckpointInfo, data: DataSplits, *, allowed: bool) -
     """Refuse to go on with other data, or another order, than the checkpoint was made with.
 
     A held-out split may be read for more or fewer epochs: other settings of the evaluation change
-    which of its samples are read, not what is learnt. That is said, not refused.
+    which of its samples are read, not what is learnt. That is said, not refused. Nor is a training blend
+    that has got other members or weights, where each member's own position is known.
 
     Raises:
         CheckpointError: a split differs and ``allow_data_change`` is not set.
     """
     stored: Mapping[str, Mapping[str, Any]] = found.state.get("order_facts", {})
     changed: list[str] = []
+    progress = stored_progress(found)
     for split, ours in data.order_facts.items():
-        differences = describe_difference(stored.get(split, ours), ours)
+        theirs = stored.get(split, ours)
+        if split == "train" and progress is not None and data.progress_at(0) is not None:
+            changed += [f"    train: {text}" for text in _changed_for_good(theirs, data, progress)]
+            continue
+        # Checkpoints of before this fact was kept have nothing to compare it with.
+        new = {name: fact for name, fact in ours.items() if name.endswith("content")}
+        differences = describe_difference(new | dict(theirs), ours)
         if split != "train" and all(text.split(":")[0].endswith("epochs") for text in differences):
             for text in differences:
                 log.info("the %s split is read for other %s than before", split, text)
@@ -68,6 +80,44 @@ def check_same_data(found: CheckpointInfo, data: DataSplits, *, allowed: bool) -
         "they do not matter), or set allow_data_change: true",
         everywhere=True,
     )
+
+
+def stored_progress(found: CheckpointInfo | None) -> Progress | None:
+    """Where the run of a checkpoint stood in its training data; None where it did not say."""
+    stored = found.state.get("progress") if found is not None else None
+    return None if stored is None else Progress.from_dict(stored)
+
+
+def _changed_for_good(
+    theirs: Mapping[str, Any], data: DataSplits, progress: Progress
+) -> Sequence[str]:
+    """What no position survives: how samples are cut and ordered, or the content of a dataset."""
+    shared = [
+        {name: facts.get(name) for name in SHARED_FACTS}
+        for facts in (theirs, data.order_facts["train"])
+    ]
+    assert data.train_plan is not None
+    keys = {path: key for key, path in progress.paths.items()}
+    other = [
+        f"{source.path}: other content, documents or labels than before"
+        for source in data.train_plan.sources
+        if keys.get(source.path, source.key) != source.key
+    ]
+    return [*describe_difference(*shared), *other]
+
+
+def note_changed_blend(data: DataSplits, progress: Progress | None) -> None:
+    """Say which datasets have joined or left the training blend, and that the others go on."""
+    plan = data.train_plan
+    if plan is None or progress is None or plan.order_key == progress.order_key:
+        return
+    ours = {source.key: source for source in plan.sources}
+    for key in progress.paths.keys() - ours.keys():
+        given = progress.given[key]
+        log.info("train: %s leaves the blend after %s samples", progress.paths[key], f"{given:,}")
+    for key, source in ours.items():
+        verb = "goes on from" if key in progress.paths else "joins the blend at"
+        log.info("train: %s %s its sample %s", source.path, verb, f"{source.before:,}")
 
 
 def note_other_tokenizer(found: CheckpointInfo, parts: Parts) -> None:

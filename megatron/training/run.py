@@ -31,10 +31,12 @@ from megatron.training.report import Reporter, run_facts
 from megatron.training.resume import (
     check_same_data,
     check_same_schedule,
+    note_changed_blend,
     note_other_batch,
     note_other_tokenizer,
     schedule_to_follow,
     stored_facts,
+    stored_progress,
 )
 from megatron.training.run_state import RunState
 from megatron.training.setup import (
@@ -146,6 +148,7 @@ def _build_data(
         data_parallel_size=batch.data_parallel_size,
         train_epochs=training.train_epochs,
         pad_id=padding_id(args, parts.tokenizer),
+        progress=stored_progress(resumed),
     )
 
 
@@ -172,6 +175,8 @@ def _load(
         log.info("finetune: weights of %s; step, optimizer and schedule start afresh", found.path)
         return RunState()
     check_same_data(found, data, allowed=args.data.allow_data_change)
+    if parts.world.is_first:
+        note_changed_blend(data, stored_progress(found))
     note_other_batch(found, batch)
     check_same_schedule(found, build_schedule(args), args.lr_schedule)
     stored = load_checkpoint(
@@ -255,6 +260,7 @@ def _train_loader(run: _Run) -> StepLoader:
         eod_id=run.parts.tokenizer.eod if run.args.data.eod_mask_loss else None,
         boundaries=Boundaries.of(run.args.data),
         pin_memory=pins_memory(run.parts.device),
+        check_files=run.data.check_files,
     )
 
 
@@ -290,7 +296,8 @@ def _save(run: _Run, state: RunState) -> None:
         run.engine,
         save_dir=settings.save,
         step=state.step,
-        state=state.as_dict() | stored_facts(run.data, run.schedule, run.parts, run.batch),
+        state=state.as_dict()
+        | stored_facts(run.data, run.schedule, run.parts, run.batch, state.consumed_samples),
         world=run.parts.world,
         config_files=args.files,
         config_flat=args.flat(),
@@ -301,6 +308,8 @@ def _save(run: _Run, state: RunState) -> None:
         config_hash=args.hash(),
     )
     log.info("saved %s in %.1f s", folder, time.perf_counter() - started)
+    if run.parts.world.is_local_first:
+        run.data.check_files()
 
 
 def _layout(args: NeoXArgs, parts: Parts) -> dict[str, int | str]:

@@ -183,6 +183,7 @@ def test_damaged_maps_are_built_again(prefix: Path, damage: str) -> None:
     assert arrays_of(start(prefix)) == expected
     assert {path.name for path in (prefix.parent / "index_store").iterdir()} == {
         folder.name,
+        "contents",
         "fingerprints",
     }
 

@@ -262,7 +262,7 @@ def test_a_blend_reads_the_copies_and_is_the_same(
     assert staged.lease is not None
     assert plain.train is not None
     assert staged.train is not None
-    expected = [sample.tolist() for sample in plain.train]  # type: ignore[attr-defined]
+    expected = [sample.tokens.tolist() for sample in plain.train]  # type: ignore[attr-defined]
     for path in (tmp_path / "data").glob("*.bin"):  # the copies are what is read
         path.write_bytes(bytes(path.stat().st_size))
-    assert [sample.tolist() for sample in staged.train] == expected  # type: ignore[attr-defined]
+    assert [sample.tokens.tolist() for sample in staged.train] == expected  # type: ignore[attr-defined]

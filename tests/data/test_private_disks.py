@@ -67,7 +67,7 @@ def test_each_node_builds_on_its_own_disk(disk: Path) -> None:
     assert sorted(orders[0]) == [0, 1, 2, 3, 4]
     assert list(orders) == [orders[0]] * 4
     assert list(names) == [names[0]] * 4
-    assert len(names[0]) == 2  # the maps and the fingerprints
+    assert len(names[0]) == 3  # the maps, and what is known of the files: bytes and contents
     assert list(disk.iterdir()) == []  # nothing of it was here
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from megatron.errors import ConfigError, LaunchError
 from megatron.launch import machine
 from megatron.launch.command_line import Command, parse_command
 from megatron.launch.machine import accelerator_count, usable_cores
-from megatron.launch.main import main
 from megatron.launch.plan import ROOT, LaunchPlan, check_configuration, plan_launch
 from tests.support.small_config import small
 
@@ -58,6 +58,14 @@ def test_a_command_line_in_all_its_parts() -> None:
         own=("--own", "x", "run.yml", "--set", "c=2", "-i", "y"),
         check_only=False,
     )
+
+
+def test_a_check_needs_no_script() -> None:
+    command = parse_command(["--check", "a.yml", "b", "--set", "x=1"])
+    assert (command.script, command.configs) == ("train.py", ("a.yml", "b"))
+    assert (command.check_only, command.names_script) == (True, False)
+    assert parse_command(["--check", "eval.py", "a.yml"]).names_script
+    assert parse_command(["--deepspeed-json", "a.yml"]).check_only
 
 
 def test_files_and_options_in_any_order() -> None:
@@ -107,6 +115,15 @@ def test_the_ranks_command_and_environment(folder: Path) -> None:
     assert found.env["OMP_NUM_THREADS"] == str(max(1, usable_cores() // 2))
     assert found.env["OMP_WAIT_POLICY"] == "PASSIVE"
     assert found.port is None
+
+
+def test_the_checked_values_travel_in_the_environment_not_in_the_arguments(folder: Path) -> None:
+    found = plan("train.py", "run", "--set", "seed=77")
+    sent = json.loads(found.env["MEGATRON_CONFIGURATION"])
+    args = check_configuration(parse_command(["train.py", "run", "--set", "seed=77"]))
+    assert sent["hash"] == args.hash()
+    assert sent["values"]["seed"] == 77
+    assert not any("hash" in argument for argument in found.command)
 
 
 def test_deepspeeds_file_reaches_the_ranks(folder: Path) -> None:
@@ -181,21 +198,6 @@ def test_only_training_needs_a_batch_that_fits(folder: Path) -> None:
     (folder / "generate.py").write_text("")
     (folder / "run.yml").write_text(yaml.safe_dump(small(train_batch_size=6, num_gpus=2)))
     assert plan("generate.py", "run").ranks == 2
-
-
-def test_check_describes_and_starts_nothing(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    (folder / "train.py").write_text("open('started', 'w')")
-    assert main(["--check", "train.py", "run", "--set", "num_gpus=2"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1:3] == [
-        "ranks: 2 on this host",
-        "batch: 4 samples per step (train_batch_size) = 2 (train_micro_batch_size_per_gpu) x "
-        "1 (gradient_accumulation_steps) x 2 (data-parallel ranks)",
-    ]
-    assert not (folder / "started").exists()
 
 
 # The machine.

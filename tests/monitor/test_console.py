@@ -93,7 +93,7 @@ def test_the_block_of_facts() -> None:
             SplitFacts("validation", 4, 100_000, 781, 0),
         ],
         train_iters=1431,
-        memory=MemoryEstimate(4_222_464, 4_222_464, 6_333_696, 30 * 2**20),
+        memory=MemoryEstimate(4_222_464, 4_222_464, 6_333_696, 12_667_392, 30 * 2**20),
     )
     assert facts_block(facts).splitlines() == [
         "this run",
@@ -107,8 +107,8 @@ def test_the_block_of_facts() -> None:
         "1,431 steps take 11,448 samples, 1.19 epochs",
         "  validation  4 documents; an epoch has 100,000 tokens, 781 samples; "
         "it takes 0 samples, 0.00 epochs",
-        "  memory      about 44.1 MiB a rank beside the program itself: weights 4.03 MiB, "
-        "gradients 4.03 MiB, optimizer 6.04 MiB, activations 30.0 MiB",
+        "  memory      about 56.2 MiB a rank beside the program itself: weights 4.03 MiB, "
+        "gradients 4.03 MiB, optimizer 6.04 MiB, buffers 12.1 MiB, activations 30.0 MiB",
     ]
 
 

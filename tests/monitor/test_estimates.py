@@ -22,34 +22,45 @@ SHAPE = {
     "gated": True,
     "vocab_size": 11,
 }
-# A layer keeps 10·4 + (10 + 2·4) + 10 + 3·7 = 89 numbers a token.
+# A layer keeps 10·3 + (10 + 2·4) + (10 + 4) + 2·10 + 3·7 = 103 numbers a token, and its backward pass
+# adds 3·7 + (10 + 2·4) = 39.
 
 
 @pytest.mark.parametrize(
     ("half", "stage", "expected"),
     [
-        (False, 0, (4000, 4000, 8000)),  # weights, gradients, two moments
-        (False, 1, (4000, 4000, 12_000 // 4)),  # fp32 copy and moments, among four
-        (True, 0, (2000, 2000, 12_000)),
-        (True, 1, (2000, 2000, 3000)),
-        (True, 2, (2000, 500, 3000)),
-        (True, 3, (500, 500, 3000)),
+        # weights, gradients, two moments; two buckets and the step's temporary
+        (False, 0, (4000, 4000, 8000, 2 * 4000 + 4000)),
+        # fp32 copy and moments, among four; the averaged share too
+        (False, 1, (4000, 4000, 12_000 // 4, 2 * 4000 + 2 * 1000)),
+        (True, 0, (2000, 2000, 12_000, 2 * 2000 + 4000)),
+        (True, 1, (2000, 2000, 3000, 2 * 2000 + 2 * 1000)),
+        (True, 2, (2000, 500, 3000, 2 * 2000 + 2 * 1000)),
+        (True, 3, (500, 500, 3000, 2 * 2000 + 2 * 1000)),
     ],
 )
 def test_memory_of_weights_and_optimizer(
-    half: bool, stage: int, expected: tuple[int, int, int]
+    half: bool, stage: int, expected: tuple[int, int, int, int]
 ) -> None:
     m = estimate_memory(**SHAPE, half_precision=half, zero_stage=stage, data_parallel_size=4)
-    assert (m.weights, m.gradients, m.optimizer) == expected
+    assert (m.weights, m.gradients, m.optimizer, m.buffers) == expected
     assert m.total == sum(expected) + m.activations
+
+
+def test_a_small_bucket_bounds_what_is_under_way() -> None:
+    common = SHAPE | {"half_precision": True, "zero_stage": 1}
+    small = estimate_memory(**common, data_parallel_size=2, bucket_size=100)
+    assert small.buffers == 2 * 200 + 2 * 2000
+    alone = estimate_memory(**common, data_parallel_size=1)
+    assert alone.buffers == 2000 + 2 * 4000
 
 
 def test_memory_of_activations() -> None:
     common = SHAPE | {"half_precision": True, "zero_stage": 1, "data_parallel_size": 1}
     whole = estimate_memory(**common)
-    assert whole.activations == 6 * (5 * 89 * 2 + 11 * (2 + 4 + 4))
+    assert whole.activations == 6 * ((5 * 103 + 39) * 2 + 11 * (2 + 4 + 4))
     kept = estimate_memory(**common, checkpoint_activations=True)
-    assert kept.activations == 6 * ((5 * 10 + 89) * 2 + 11 * 10)
+    assert kept.activations == 6 * ((5 * 10 + 103 + 39) * 2 + 11 * 10)
 
 
 def test_flops_and_mfu() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from megatron.neox_arguments import NeoXArgs
+from megatron.neox_arguments.nested_keys import GROUPS, NOT_DEEPSPEEDS
 from tests.support.small_config import small
 
 
@@ -76,9 +79,8 @@ def test_a_written_key_arrives_unchanged(key: str, value: Any) -> None:
 def test_every_key_of_the_deepspeed_section_is_tested_above() -> None:
     from megatron.neox_arguments.registry import FIELDS
 
-    not_deepspeeds = {"deepspeed", "fp32_allreduce", "deepspeed_extra_args"}
     keys = {key for key, spec in FIELDS.items() if spec.section == "ds"}
-    assert keys - not_deepspeeds - {"scheduler"} <= set(WRITTEN)
+    assert keys - {"scheduler"} <= set(WRITTEN)
 
 
 def test_the_smallest_file_leaves_nothing_to_deepspeeds_defaults() -> None:
@@ -189,3 +191,51 @@ def test_the_dict_is_the_callers_own() -> None:
     args = NeoXArgs.from_dict(small())
     args.deepspeed_config(1)["zero_optimization"]["stage"] = 7
     assert args.deepspeed_config(1)["zero_optimization"]["stage"] == 0
+
+
+# The names inside groups are DeepSpeed's.
+
+
+def _names_of(module: str, config: str) -> set[str]:
+    fields = getattr(importlib.import_module(module), config).model_fields
+    return {field.alias or name for name, field in fields.items()}
+
+
+@pytest.mark.parametrize(
+    ("group", "module", "config"),
+    [
+        ("zero_optimization", "deepspeed.runtime.zero.config", "DeepSpeedZeroConfig"),
+        ("tensorboard", "deepspeed.monitor.config", "TensorBoardConfig"),
+        ("wandb", "deepspeed.monitor.config", "WandbConfig"),
+        ("csv_monitor", "deepspeed.monitor.config", "CSVConfig"),
+        ("comms_logger", "deepspeed.comm.config", "CommsLoggerConfig"),
+        ("fp16", "deepspeed.runtime.precision_config", "DeepSpeedFP16Config"),
+        ("bf16", "deepspeed.runtime.precision_config", "DeepSpeedBF16Config"),
+    ],
+)
+def test_the_names_of_a_group_are_deepspeeds(group: str, module: str, config: str) -> None:
+    theirs = _names_of(module, config)
+    ours = set(GROUPS[group]) - NOT_DEEPSPEEDS.get(group, frozenset())
+    older = {"stage3_gather_fp16_weights_on_model_save"}
+    assert ours == theirs | (older if group == "zero_optimization" else set())
+
+
+@pytest.mark.parametrize(
+    ("group", "module", "config"),
+    [
+        ("offload_param", "offload_config", "DeepSpeedZeroOffloadParamConfig"),
+        ("offload_optimizer", "offload_config", "DeepSpeedZeroOffloadOptimizerConfig"),
+        ("leaf_module", "leaf_module_config", "DeepSpeedZeroLeafModuleConfig"),
+    ],
+)
+def test_the_names_of_an_inner_group_are_deepspeeds(group: str, module: str, config: str) -> None:
+    theirs = _names_of(f"deepspeed.runtime.zero.{module}", config)
+    assert set(GROUPS["zero_optimization"][group]) == theirs
+
+
+def test_deepspeed_reads_what_may_stand_in_the_extra_args() -> None:
+    readers = ("runtime.config", "runtime.constants", "monitor.config", "utils.config")
+    modules = [importlib.import_module(f"deepspeed.{name}") for name in readers]
+    source = "".join(Path(str(module.__file__)).read_text(encoding="utf-8") for module in modules)
+    for key in GROUPS["deepspeed_extra_args"]:
+        assert f'"{key}"' in source or f"'{key}'" in source, key

@@ -170,6 +170,9 @@ def test_runtime_values_are_checked_not_obeyed() -> None:
         args.check_runtime(padded_vocab_size=512)
     with pytest.raises(ConfigError, match="world_size: the file says 4, this run has 2 ranks"):
         NeoXArgs.from_dict(small(world_size=4), world_size=2)
+    with pytest.raises(ConfigError) as error:
+        NeoXArgs.from_dict(small(world_size=4, rank=3, train_batch_size=3), world_size=1)
+    assert str(error.value) == "world_size: the file says 4, this run has 1 rank"
     with pytest.raises(ConfigError, match="rank: found 2, but the ranks of this run are 0 to 1"):
         NeoXArgs.from_dict(small(rank=2), world_size=2)
 

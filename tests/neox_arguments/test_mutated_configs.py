@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from pathlib import Path
 from typing import Any
 
+import yaml
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -39,7 +42,7 @@ KEYS = st.sampled_from(sorted(KNOWN_KEYS)) | st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.dictionaries(KEYS, VALUES, min_size=1, max_size=4), st.integers(1, 4))
 def test_any_change_is_accepted_or_named(changes: dict[str, Any], world_size: int) -> None:
     try:
@@ -66,7 +69,77 @@ def test_one_bad_value_is_about_its_key(value: Any) -> None:
             assert key in text or "max_position_embeddings" in text or "lr" in text, (key, text)
 
 
-@settings(max_examples=300, deadline=None)
+# A whole file, broken in one place.
+
+SIZES = st.integers(-2, 40) | st.sampled_from([0, 1, 7, 10**6, 2**31, 10**12])
+SHAPE_KEYS = (
+    *("num_layers", "hidden_size", "num_attention_heads", "num_kv_heads", "seq_length"),
+    *("max_position_embeddings", "intermediate_size", "expansion_factor", "rotary_pct"),
+    *("pipe_parallel_size", "model_parallel_size", "zero_stage", "min_lr", "lr_decay_iters"),
+    *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
+    *("checkpoint_factor", "train_epochs", "world_size", "rank"),
+)
+
+
+def answer(text: str, world_size: int) -> str | None:
+    """What is said about a file with this text; None if it is accepted."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "broken.yml"
+        path.write_text(text, encoding="utf-8")
+        try:
+            NeoXArgs.from_ymls([path], world_size=world_size)
+        except ConfigError as error:
+            return str(error)
+    return None
+
+
+@settings(max_examples=80, deadline=10_000)
+@given(st.sampled_from(sorted(FIELDS)), VALUES, st.integers(1, 4))
+def test_a_wrong_value_is_about_its_key(key: str, value: Any, world_size: int) -> None:
+    said = answer(yaml.safe_dump(small() | {key: value}), world_size)
+    if said is not None:
+        # Other keys may be the ones that no longer fit: they are named with it, or in place of it.
+        assert key in said or any(other in said for other in small()), said
+        assert len(said.splitlines()) <= 10
+
+
+@settings(max_examples=80, deadline=10_000)
+@given(st.sampled_from(sorted(small())), st.integers(0, 40), st.sampled_from("xq_"), st.booleans())
+def test_a_misspelt_key_is_named(key: str, at: int, letter: str, drops: bool) -> None:
+    at %= len(key)
+    wrong = key[:at] + ("" if drops else letter) + key[at + 1 :]
+    assume(wrong not in KNOWN_KEYS and wrong not in ("", "_") and wrong == wrong.strip("_"))
+    config = {wrong if name == key else name: value for name, value in small().items()}
+    said = answer(yaml.safe_dump(config), 1)
+    assert said is not None
+    assert f"{wrong}: unknown key" in said
+
+
+@settings(max_examples=80, deadline=10_000)
+@given(
+    st.dictionaries(st.sampled_from(SHAPE_KEYS), SIZES, min_size=1, max_size=5), st.integers(1, 9)
+)
+def test_contradicting_sizes_are_accepted_or_named(sizes: dict[str, int], world_size: int) -> None:
+    said = answer(yaml.safe_dump(small() | sizes), world_size)
+    if said is not None:
+        assert any(key in said for key in (*sizes, *small())), said
+
+
+@settings(max_examples=80, deadline=10_000)
+@given(
+    st.integers(0, 10**4),
+    st.integers(0, 5),
+    st.text(st.sampled_from("{}[]:,-#&*!|>'\"%@`~ab01.e_ \n\t\\é"), max_size=6),
+)
+def test_odd_yaml_is_accepted_or_answered_with_its_file(at: int, gone: int, new: str) -> None:
+    text = yaml.safe_dump(small(), default_flow_style=at % 2 == 0)
+    at %= len(text)
+    said = answer(text[:at] + new + text[at + gone :], 1)
+    if said is not None:
+        assert "broken.yml" in said or any(key in said for key in KNOWN_KEYS), said
+
+
+@settings(max_examples=200, deadline=None)
 @given(st.text(st.sampled_from("{}[]:,-#&*!|>'\"%@`~ab01.e_ \n\t\\\x00é"), max_size=60))
 def test_any_text_is_read_or_answered(text: str) -> None:
     problems = Problems()

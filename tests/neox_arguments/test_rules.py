@@ -46,6 +46,10 @@ def refusal(**changes: Any) -> str:
             "train_data_weights.1: found 0",
         ),
         (
+            {"data_path": ..., "train_data_paths": ["a", "b"], "train_label_data_paths": ["l"]},
+            "train_label_data_paths: 1 label files for 2 train_data_paths: each needs its own",
+        ),
+        (
             {"data_path": ..., "test_data_paths": ["a", "b", "a"]},
             "test_data_paths: a is in it twice",
         ),
@@ -137,6 +141,29 @@ def refusal(**changes: Any) -> str:
             {"text_gen_type": "input-file"},
             "sample_input_file: missing: text_gen_type is input-file",
         ),
+        (
+            {"num_layers": 10**9},
+            "num_layers: found 1000000000, expected a whole number from 1 up to",
+        ),
+        ({"load": None, "finetune": True}, "finetune: is true, but there are no weights to start"),
+        (
+            {"zero_optimization": {"mics_shard_size": 2}},
+            "zero_optimization.mics_shard_size: DeepSpeed no longer has it",
+        ),
+        (
+            {"zero_optimization": {"offload_optimizer": {"devise": "cpu"}}},
+            "zero_optimization.offload_optimizer.devise: unknown key; did you mean device?",
+        ),
+        ({"tensorboard": {"enabled": "yes"}}, 'tensorboard.enabled: found "yes", expected true or'),
+        ({"wandb": {"projekt": "x"}}, "wandb.projekt: unknown key; did you mean project?"),
+        (
+            {"deepspeed_extra_args": {"dataloader_drop_lst": True}},
+            "deepspeed_extra_args.dataloader_drop_lst: unknown key; did you mean dataloader_drop_last?",
+        ),
+        (
+            {"deepspeed_extra_args": {"timers": {"throughput": 3}}},
+            "deepspeed_extra_args.timers.throughput: found 3, expected a group",
+        ),
         ({"deepspeed": False}, "deepspeed: found false: training always runs through"),
         (
             {"scheduler": {"type": "WarmupLR"}},
@@ -153,7 +180,7 @@ def refusal(**changes: Any) -> str:
         ),
         (
             {"deepspeed_extra_args": {"optimizer": {}}},
-            "deepspeed_extra_args.optimizer: is a key of its own",
+            "deepspeed_extra_args.optimizer: it is a key of its own",
         ),
         (
             {"optimizer": {"type": "Adam", "params": {"bias_correction": True}}},

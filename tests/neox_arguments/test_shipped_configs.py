@@ -132,8 +132,8 @@ def test_parameters_as_published(name: str) -> None:
     assert load(name, plain=name in NOT_YET).model.parameter_count(vocabulary) == count
 
 
-# The shapes of the GPT-3 paper (arXiv:2005.14165, table 2.1) are named by what they have when the output layer
-# shares the embedding; 19M and 49M by what they have outside the embeddings. Names round.
+# The shapes of the GPT-3 paper (arXiv:2005.14165, table 2.1) are named by what they have when the output
+# layer shares the embedding; 19M and 49M by what they have outside the embeddings. Names round.
 NAMED = {
     "125M": 125e6,
     "350M": 350e6,

@@ -100,13 +100,14 @@ def test_many_problems_are_grouped_by_file_and_kept_to_ten_lines(base: Path) -> 
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("bsae", "bsae: no such configuration file; did you mean base.yml?"),
-        ("BASE", "BASE: no such configuration file; did you mean base.yml?"),
-        ("no/base", "no/base: no such configuration file: no is no folder"),
+        ("bsae", "bsae: no such configuration file in HERE; did you mean base.yml?"),
+        ("BASE", "BASE: no such configuration file in HERE; did you mean base.yml?"),
+        ("no/base", "no/base: no such configuration file: HERE/no is no folder"),
+        ("../base", "../base: no such configuration file in PARENT"),
     ],
 )
 def test_missing_files(base: Path, name: str, text: str) -> None:
-    assert message(name) == text
+    assert message(name) == text.replace("HERE", str(base)).replace("PARENT", str(base.parent))
 
 
 def test_no_text_and_too_large(base: Path) -> None:
@@ -197,7 +198,16 @@ def test_a_short_name_overrides_the_nested_key(base: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "text"),
     [
-        ("train_iters", "command line: --set train_iters: expected --set key=value"),
+        (
+            "train_iters",
+            "command line: --set train_iters: the value is missing: write --set train_iters=VALUE, with = "
+            "and without a space",
+        ),
+        ("=3", "command line: --set =3: expected --set key=value"),
+        (
+            "seed=010",
+            "command line: seed: 010 is ambiguous (eight-based in YAML 1.1): write it without the 0 in front",
+        ),
         ("train_itres=3", "command line: train_itres: unknown key; did you mean train_iters?"),
         (
             "seed=x",
@@ -205,6 +215,10 @@ def test_a_short_name_overrides_the_nested_key(base: Path) -> None:
         ),
         ("seed.a=3", "command line: seed.a: seed is 1234, which holds no keys"),
         ("warmup=[1", 'command line: warmup: cannot read the value "[1": put it in quotes'),
+        (
+            "warmup=.nan",
+            "command line: warmup: found nan, expected a number from 0 up to 1, neither infinite nor nan",
+        ),
     ],
 )
 def test_bad_overrides(base: Path, override: str, text: str) -> None:
@@ -249,3 +263,33 @@ def test_options_that_are_keys(base: Path) -> None:
         parse("base.yml", "--eval_tasks", "lambada", "piqa")
     with pytest.raises(ConfigError, match="no configuration: name one or more files"):
         parse()
+
+
+def test_a_secret_is_refused_wherever_it_stands_and_never_shown(base: Path) -> None:
+    Path("comet.yml").write_text("comet_others: {api_key: hush}\nwandb-api-key: hush\n")
+    found = message("base.yml", "comet.yml", overrides=["deepspeed_extra_args.comet.api_key=hush"])
+    assert (
+        "comet.yml:1: comet_others.api_key: is a secret: keep it out of files and command" in found
+    )
+    assert "comet.yml:2: wandb_api_key: is a secret" in found
+    assert "command line: deepspeed_extra_args.comet.api_key: is a secret" in found
+    assert "hush" not in found
+
+
+def test_a_value_that_cannot_be_read_is_one_problem(base: Path) -> None:
+    Path("bad.yml").write_text("seed: 010\nextra_save_iters: [1, 02]\nwarmup: !!float 0.1\n")
+    lines = message("base.yml", "bad.yml").splitlines()
+    assert [line.strip()[:30] for line in lines[1:]] == [
+        "bad.yml:1: seed: 010 is ambigu",
+        "bad.yml:2: extra_save_iters.1:",
+        "bad.yml:3: warmup: tags such a",
+    ]
+
+
+def test_what_gpt_neox_leaves_for_its_users_to_change(base: Path) -> None:
+    Path("local.yml").write_text('{"hostfile": "/mock_path", "tokenizer-type": "gpt2bpetokenizer"}')
+    Path("base.yml").write_text(yaml.safe_dump(small(tokenizer_type=...)))
+    args = NeoXArgs.from_ymls(["base.yml", "local.yml"])
+    assert args.launch.hostfile is None
+    assert args.tokenizer.tokenizer_type == "GPT2BPETokenizer"
+    assert args.notes == ("ignored: hostfile (/mock_path is a placeholder of GPT-NeoX's files)",)

@@ -45,7 +45,6 @@ def read(text: str, source: str = "f.yml") -> tuple[Document, str]:
         ("tRue", "tRue"),
         ("e5", "e5"),
         (".", "."),
-        (".nan", ".nan"),
     ],
 )
 def test_plain_scalars(text: str, value: object) -> None:

@@ -5,21 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from megatron.neox_arguments.typed import NonNegativeInt, NotYet, PositiveFloat, Range
+from megatron.neox_arguments.typed import NonNegativeInt, PositiveFloat, Range
 
 
 @dataclass(frozen=True)
 class TokenizerArgs:
     """Which tokenizer, and its files."""
 
-    tokenizer_type: Annotated[
-        Literal["GPT2BPETokenizer", "HFTokenizer", "HFGPT2Tokenizer", "CharLevelTokenizer"],
-        NotYet(("SPMTokenizer", "TiktokenTokenizer")),
+    tokenizer_type: Literal[
+        "GPT2BPETokenizer",
+        "HFTokenizer",
+        "HFGPT2Tokenizer",
+        "CharLevelTokenizer",
+        "SPMTokenizer",
+        "TiktokenTokenizer",
     ] = "GPT2BPETokenizer"
-    """The tokenizer that made the token files."""
+    """The tokenizer that made the token files. SPMTokenizer needs the package sentencepiece."""
 
     vocab_file: str | None = None
-    """The tokenizer's vocabulary: `vocab.json` of GPT-2, or a `tokenizer.json`."""
+    """The tokenizer's vocabulary: `vocab.json` of GPT-2, a `tokenizer.json`, a SentencePiece model, or for
+    TiktokenTokenizer the name of an encoding (`cl100k_base`) that is in tiktoken's cache, or a local file
+    of that name (`cl100k_base.tiktoken`). Nothing is downloaded."""
 
     merge_file: str | None = None
     """`merges.txt` of GPT-2."""
@@ -41,6 +47,16 @@ class DataArgs:
 
     test_data_paths: tuple[str, ...] | None = None
     """Likewise for the test split."""
+
+    train_label_data_paths: tuple[str, ...] | None = None
+    """A label file for each of `train_data_paths`, with the same documents of the same lengths. It holds
+    the id to learn at each token's place, or -100 for none. Default: the tokens are the labels."""
+
+    valid_label_data_paths: tuple[str, ...] | None = None
+    """Likewise for `valid_data_paths`."""
+
+    test_label_data_paths: tuple[str, ...] | None = None
+    """Likewise for `test_data_paths`."""
 
     train_data_weights: tuple[PositiveFloat, ...] | None = None
     """How much each of `train_data_paths` counts, in any unit. Default: all alike; with `train_epochs` each
@@ -64,7 +80,8 @@ class DataArgs:
 
     data_impl: Literal["infer", "mmap", "cached"] = "infer"
     """How token files are opened. `mmap` maps them; `infer` looks at the file and maps it; `cached` holds
-    the tokens in memory, one copy per node shared by its ranks and workers, whatever the file's form."""
+    the tokens in memory, one copy per node shared by its ranks and workers, whatever the file's form
+    (`eval.py` reads each token once and maps the file)."""
 
     pack_impl: Literal["packed", "pack_until_overflow", "unpacked"] = "packed"
     """How documents become samples. `packed` cuts the stream of all documents into equal pieces.
@@ -123,3 +140,10 @@ class DataArgs:
     """true keeps the documents of a sample apart: no token attends to one of another document. Costs less
     than attention over the whole sample; on GPUs most with `precision: bfloat16` and no
     `attention_dropout`, which one kernel does for all documents at once."""
+
+    @property
+    def shares(self) -> tuple[float, float, float]:
+        """`split` as numbers: training, validation, test. Those that are not written are 0."""
+        written = [float(share) for share in self.split.replace("/", ",").split(",")]
+        first, second, third = (*written, 0.0, 0.0)[:3]
+        return first, second, third

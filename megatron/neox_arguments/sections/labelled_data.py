@@ -22,20 +22,11 @@ class LabelledDataArgs:
     )
     """What a sample is: a piece of text, a pair of texts, or what a server sends."""
 
-    train_label_data_paths: _Paths = None
-    """Labels of training: the tokens to learn, and which count."""
-
     train_reward_data_paths: _Paths = None
     """Rewards of training, a number per document."""
 
-    valid_label_data_paths: _Paths = None
-    """Labels of validation: the tokens to learn, and which count."""
-
     valid_reward_data_paths: _Paths = None
     """Rewards of validation, a number per document."""
-
-    test_label_data_paths: _Paths = None
-    """Labels of the test split: the tokens to learn, and which count."""
 
     test_reward_data_paths: _Paths = None
     """Rewards of the test split, a number per document."""

@@ -145,6 +145,11 @@ class ModelArgs:
     # What follows from the above.
 
     @property
+    def is_given(self) -> bool:
+        """Whether there is a model at all; a part of a configuration may have none."""
+        return bool(self.num_layers)
+
+    @property
     def head_dim(self) -> int:
         """Width of one attention head."""
         return self.hidden_size // self.num_attention_heads

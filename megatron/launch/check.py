@@ -1,0 +1,53 @@
+"""``./deepy.py --check``: the configuration, or a whole start, is checked and described; nothing starts."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+from megatron.errors import LaunchError
+from megatron.launch.command_line import Command
+from megatron.launch.facts import Row, facts_page
+from megatron.launch.machine import accelerator_count
+from megatron.launch.plan import check_configuration, plan_launch
+from megatron.neox_arguments import NeoXArgs
+from megatron.neox_arguments.payload import VARIABLE
+
+
+def check(command: Command) -> str:
+    """The page about a configuration, or the JSON that DeepSpeed would get.
+
+    With a script it is the start on this host that is checked. Without one it is the configuration: on
+    as many ranks as it asks for, as are here, or as one copy of the model takes, whichever is more; and
+    it may be a part of one, or lack a batch.
+
+    Raises:
+        NeoXError: the configuration, or the start, cannot be run.
+    """
+    accelerators = accelerator_count()
+    rows: list[Row] = []
+    if command.names_script:
+        args = check_configuration(command)
+        plan = plan_launch(command, args)
+        ranks = plan.ranks
+        told = {key: value for key, value in plan.env.items() if key != VARIABLE}
+        variables = " ".join(f"{key}={value}" for key, value in told.items())
+        rows = [("command", shlex.join(plan.command)), ("environment", variables)]
+    else:
+        args = check_configuration(command, may_be_a_part=True)
+        ranks = _ranks_for(args, accelerators)
+        if args.batch.train_batch_size or args.batch.train_micro_batch_size_per_gpu:
+            check_configuration(command, ranks, may_be_a_part=True)
+    if command.deepspeed_json:
+        if not args.model.is_given:
+            raise LaunchError("--deepspeed_json: there is no model in this configuration")
+        return json.dumps(args.deepspeed_config(ranks), indent=2) + "\n"
+    return facts_page(args, ranks=ranks, accelerators=accelerators, more=rows)
+
+
+def _ranks_for(args: NeoXArgs, accelerators: int) -> int:
+    """Ranks that the configuration asks for, else those of this host, in whole copies of the model."""
+    asked = (args.launch.num_gpus or accelerators or 1) * max(1, args.launch.num_nodes)
+    ranks = int(args.expected.get("world_size") or asked)
+    copy = args.parallelism.ranks_per_replica
+    return ranks if args.launch.num_gpus else -(-ranks // copy) * copy

@@ -1,0 +1,216 @@
+"""The page of ``./deepy.py --check``: what a configuration means, in numbers, without starting anything.
+
+torch is not imported. What needs it, or the ranks themselves, is left to the block of facts at the
+start of the run, which shows the same numbers in the same words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from megatron.launch.data_facts import DataPage, data_page
+from megatron.launch.vocabulary import count_vocabulary
+from megatron.monitor.console import LayoutFacts, RunFacts, facts_block
+from megatron.monitor.from_arguments import batch_facts, flops_a_token, memory_of, model_facts
+from megatron.monitor.units import bytes_text, count_text, flops_text
+from megatron.neox_arguments import BatchSizes, NeoXArgs
+from megatron.neox_arguments.doubts import doubts
+
+# Where no tokenizer can be asked: GPT-2's and the 20B tokenizer's vocabularies, as Pythia pads them.
+_USUAL_VOCABULARY = 50_304
+
+Row = tuple[str, str]
+
+
+def facts_page(args: NeoXArgs, *, ranks: int, accelerators: int, more: Sequence[Row] = ()) -> str:
+    """The page.
+
+    Args:
+        args: the checked configuration; without a model in it the page is short.
+        ranks: processes of the run.
+        accelerators: GPUs that a process would see here.
+        more: rows about the start itself.
+    """
+    files = ", ".join(file.path for file in args.files)
+    head = f"configuration {files or '(none)'}, hash {args.hash()}\n"
+    ends = [*_notes(args), *(("look at", line) for line in doubts(args))]
+    if not args.model.is_given:
+        rows = [
+            ("part", "there is no model in it (num_layers, hidden_size, ...): put it beside one"),
+            *ends,
+        ]
+        return head + "".join(f"  {label}  {text}\n" for label, text in rows)
+    batch = _batch(args, ranks)
+    data = data_page(args, batch)
+    vocab, padded, doubt = _vocabulary(args)
+    parameters = args.model.parameter_count(padded)
+    facts = RunFacts(
+        model=model_facts(
+            args.model,
+            parameters=parameters,
+            embedding_parameters=_embedding(args, padded),
+            vocab_size=vocab,
+            padded_vocab_size=padded,
+        ),
+        layout=_layout(args, ranks, accelerators),
+        batch=batch_facts(batch) if batch else None,
+        splits=data.splits,
+        train_iters=data.train_iters,
+    )
+    rows = [
+        *_memory(args, batch, parameters, padded),
+        *_compute(args, batch, parameters, padded),
+        *_length(args, batch, data),
+        *more,
+        *ends,
+        *(("look at", line) for line in (*doubt, *data.lines, *_missing_files(args))),
+    ]
+    return head + facts_block(facts, _label_once(rows)) + "\n"
+
+
+def _batch(args: NeoXArgs, ranks: int) -> BatchSizes | None:
+    keys = args.batch
+    if keys.train_batch_size is None and keys.train_micro_batch_size_per_gpu is None:
+        return None
+    return args.batch_sizes(ranks)
+
+
+def _vocabulary(args: NeoXArgs) -> tuple[int, int, tuple[str, ...]]:
+    """Ids of the tokenizer, rows of the embedding, and what is uncertain about them."""
+    multiple = args.model.make_vocab_size_divisible_by * args.parallelism.model_parallel_size
+    vocab = count_vocabulary(args.tokenizer)
+    if vocab is not None:
+        return vocab, -(-vocab // multiple) * multiple, ()
+    rows = args.expected.get("padded_vocab_size")
+    if rows is not None:
+        return rows, rows, ()
+    rows = -(-_USUAL_VOCABULARY // multiple) * multiple
+    named = args.tokenizer.vocab_file or "not given"
+    return (
+        rows,
+        rows,
+        (
+            f"vocab_file: {named}: the vocabulary is not known here, and counted as {rows:,} rows; another "
+            "number: --set padded_vocab_size=N",
+        ),
+    )
+
+
+def _embedding(args: NeoXArgs, padded: int) -> int:
+    """Parameters of the tables that are looked up."""
+    model = args.model
+    learned = model.max_position_embeddings if model.pos_emb == "learned" else 0
+    return model.hidden_size * (padded + learned)
+
+
+def _layout(args: NeoXArgs, ranks: int, accelerators: int) -> LayoutFacts:
+    return LayoutFacts(
+        world_size=ranks,
+        num_nodes=max(1, args.launch.num_nodes),
+        data_parallel_size=ranks // args.parallelism.ranks_per_replica,
+        pipe_parallel_size=args.parallelism.pipe_parallel_size,
+        model_parallel_size=args.parallelism.model_parallel_size,
+        device="GPU" if accelerators else "cpu",
+        backend=args.training.distributed_backend or ("nccl" if accelerators else "gloo"),
+        precision=args.model.precision,
+        zero_stage=args.optim.zero_stage,
+    )
+
+
+def _memory(
+    args: NeoXArgs, batch: BatchSizes | None, parameters: int, padded: int
+) -> Iterator[Row]:
+    """Memory of one rank by part, with and without ``checkpoint_activations``."""
+    if batch is None:
+        return
+    on_rank = parameters // args.parallelism.ranks_per_replica
+    kept, whole = (
+        memory_of(
+            args,
+            batch,
+            parameters=on_rank,
+            padded_vocab_size=padded // args.parallelism.model_parallel_size,
+            checkpoint_activations=how,
+        )
+        for how in (True, False)
+    )
+    now = kept if args.training.checkpoint_activations else whole
+    parts = ("weights", "gradients", "optimizer", "buffers")
+    yield (
+        "memory",
+        f"about {bytes_text(now.total)} a rank beside the program itself: "
+        + ", ".join(f"{part} {bytes_text(getattr(now, part))}" for part in parts)
+        + f", activations {bytes_text(now.activations)}",
+    )
+    yield (
+        "",
+        f"activations {bytes_text(kept.activations)} with checkpoint_activations, "
+        f"{bytes_text(whole.activations)} without",
+    )
+
+
+def _compute(
+    args: NeoXArgs, batch: BatchSizes | None, parameters: int, padded: int
+) -> Iterator[Row]:
+    flops = flops_a_token(
+        args.model, parameters=parameters, embedding_parameters=_embedding(args, padded)
+    )
+    text = f"{flops_text(flops)} a token, forward and backward"
+    if batch is not None:
+        step = flops * batch.global_batch_size * args.model.seq_length
+        text += f"; {flops_text(step)} a step"
+    kinds = args.model.attention_kinds
+    yield "compute", text
+    yield (
+        "attention",
+        ", ".join(f"{kind} × {kinds.count(kind)}" for kind in dict.fromkeys(kinds)),
+    )
+
+
+def _length(args: NeoXArgs, batch: BatchSizes | None, data: DataPage) -> Iterator[Row]:
+    """Steps, samples and tokens of the run, steps of an epoch, and the learning rate over them."""
+    steps = data.train_iters
+    if batch is None or not steps:
+        return
+    samples = steps * batch.global_batch_size
+    yield (
+        "length",
+        f"{steps:,} steps = {samples:,} samples = {count_text(samples * args.model.seq_length)} tokens",
+    )
+    for split in data.splits:
+        if split.name == "train":
+            per_epoch = split.samples_per_epoch / batch.global_batch_size
+            yield "", f"an epoch is {per_epoch:,.1f} steps"
+    schedule, optim = args.lr_schedule, args.optim
+    decay = schedule.lr_decay_iters or int((schedule.lr_decay_fraction or 1.0) * steps)
+    yield (
+        "",
+        f"learning rate up to {optim.lr:g} in {schedule.warmup * decay:,.0f} steps, then "
+        f"{schedule.lr_decay_style} to {schedule.min_lr:g} at step {decay:,}",
+    )
+
+
+def _missing_files(args: NeoXArgs) -> Iterator[str]:
+    """Files that the run will need, and that are not here. Those of the data are told with the data."""
+    named = {"merge_file": args.tokenizer.merge_file, "hostfile": args.launch.hostfile}
+    for key, path in named.items():
+        if path is not None and not Path(path).exists():
+            yield f"{key}: no such file: {Path(path).absolute()}"
+
+
+def _notes(args: NeoXArgs) -> Iterator[Row]:
+    for note in args.notes:
+        label, colon, text = note.partition(": ")
+        is_ignored = label == "ignored" and colon
+        yield ("ignored", text) if is_ignored else ("note", note)
+
+
+def _label_once(rows: Sequence[Row]) -> list[Row]:
+    """Rows of one label below each other show it once."""
+    shown: list[Row] = []
+    before = ""
+    for label, text in rows:
+        shown.append(("" if label == before else label, text))
+        before = label or before
+    return shown

@@ -1,0 +1,116 @@
+"""The facts of a run as far as a configuration gives them: for its start, and for ``--check``."""
+
+from __future__ import annotations
+
+from megatron.monitor.console import BatchFacts, ModelFacts
+from megatron.monitor.estimates import (
+    DEFAULT_BUCKET_SIZE,
+    MemoryEstimate,
+    estimate_memory,
+    flops_per_token,
+)
+from megatron.neox_arguments import BatchSizes, NeoXArgs
+from megatron.neox_arguments.sections import ModelArgs
+
+
+def model_facts(
+    model: ModelArgs,
+    *,
+    parameters: int,
+    embedding_parameters: int,
+    vocab_size: int,
+    padded_vocab_size: int,
+) -> ModelFacts:
+    """What the model is, with its sizes."""
+    return ModelFacts(
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        num_heads=model.num_attention_heads,
+        num_kv_heads=model.kv_heads,
+        mlp_width=model.mlp_width,
+        seq_length=model.seq_length,
+        norm=model.norm,
+        positions=model.pos_emb,
+        activation=model.activation,
+        parameters=parameters,
+        embedding_parameters=embedding_parameters,
+        vocab_size=vocab_size,
+        padded_vocab_size=padded_vocab_size,
+    )
+
+
+def batch_facts(batch: BatchSizes) -> BatchFacts:
+    """The batch equation."""
+    return BatchFacts(
+        global_batch_size=batch.global_batch_size,
+        micro_batch_size=batch.micro_batch_size,
+        gradient_accumulation_steps=batch.gradient_accumulation_steps,
+        data_parallel_size=batch.data_parallel_size,
+    )
+
+
+def memory_of(
+    args: NeoXArgs,
+    batch: BatchSizes,
+    *,
+    parameters: int,
+    padded_vocab_size: int,
+    checkpoint_activations: bool | None = None,
+) -> MemoryEstimate:
+    """What a rank holds in the middle of a step.
+
+    Args:
+        args: the configuration.
+        batch: samples per step.
+        parameters: those on the rank.
+        padded_vocab_size: rows of the embedding on the rank.
+        checkpoint_activations: in place of the configuration's, to compare.
+    """
+    model = args.model
+    if checkpoint_activations is None:
+        checkpoint_activations = args.training.checkpoint_activations
+    return estimate_memory(
+        parameters=parameters,
+        half_precision=model.precision != "fp32",
+        zero_stage=args.optim.zero_stage,
+        data_parallel_size=batch.data_parallel_size,
+        micro_batch_size=batch.micro_batch_size,
+        seq_length=model.seq_length,
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        kv_size=model.kv_heads * model.head_dim,
+        mlp_width=model.mlp_width,
+        gated=model.is_gated,
+        vocab_size=padded_vocab_size,
+        checkpoint_activations=checkpoint_activations,
+        optimizer_states=_optimizer_states(args),
+        bucket_size=args.optim.zero_reduce_bucket_size or DEFAULT_BUCKET_SIZE,
+    )
+
+
+def _optimizer_states(args: NeoXArgs) -> int:
+    """fp32 numbers that the optimizer keeps for each parameter."""
+    if args.optim.name == "sgd":
+        return 1 if args.optim.params.get("momentum") else 0
+    return 2
+
+
+def flops_a_token(model: ModelArgs, *, parameters: int, embedding_parameters: int) -> float:
+    """Forward and backward of one token; a tied embedding is multiplied once, as the head.
+
+    Args:
+        model: the shape.
+        parameters: all.
+        embedding_parameters: those of the tables that are looked up, the tied one included.
+    """
+    tied = 0 if model.no_weight_tying else embedding_parameters - _position_parameters(model)
+    return flops_per_token(
+        matmul_parameters=parameters - embedding_parameters + tied,
+        num_layers=model.num_layers,
+        attention_width=model.num_attention_heads * model.head_dim,
+        seq_length=model.seq_length,
+    )
+
+
+def _position_parameters(model: ModelArgs) -> int:
+    return model.hidden_size * model.max_position_embeddings if model.pos_emb == "learned" else 0

@@ -1,0 +1,176 @@
+"""``./deepy.py --check``: the facts of a run without a run, without torch, within a second."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from megatron.errors import ConfigError, LaunchError
+from megatron.launch.main import main
+from megatron.launch.vocabulary import count_vocabulary
+from megatron.neox_arguments.sections import TokenizerArgs
+from megatron.tokenizer import build_tokenizer
+from tests.data.token_files import letters, write_documents
+from tests.support.doors import environment
+from tests.support.small_config import small
+
+ROOT = Path(__file__).resolve().parents[2]
+ASSETS = ROOT / "tests" / "assets"
+
+
+@pytest.fixture
+def page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Any:
+    """Writes a configuration and returns the lines of its page."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+
+    def page_of(*argv: str, **changes: Any) -> list[str]:
+        (tmp_path / "run.yml").write_text(yaml.safe_dump(small(**changes)))
+        assert main(["--check", *(argv or ("run",))]) == 0
+        return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+
+    return page_of
+
+
+def test_a_whole_page(page: Any, tmp_path: Path) -> None:
+    write_documents(tmp_path / "out" / "c_text_document", letters(10, 41))
+    lines = page(
+        split="8,2,0",
+        eval_iters=1,
+        eval_interval=2,
+        num_gpus=2,
+        train_iters=30,
+        lr_decay_iters=30,
+        log_interval=10,
+        warmup=0.1,
+        tokenizer_type="CharLevelTokenizer",
+        vocab_file=None,
+        rope_fusion=True,
+    )
+    assert lines[0].startswith("configuration run.yml, hash ")
+    # 512 x 32 twice; a layer: norms 4 x 32, qkv 32 x 96 + 96, dense 32 x 32 + 32, 32 x 128 + 128 and back.
+    parameters = 2 * 512 * 32 + 2 * (128 + 3168 + 1056 + 4224 + 4128) + 64
+    assert (
+        f"{parameters:,} parameters, 41.9k of them outside the embeddings; vocabulary 512" in lines
+    )
+    assert "layout 2 ranks on 1 node = data 2 × model 1; cpu, gloo, fp32, ZeRO stage 0" in lines
+    assert (
+        "batch 4 samples a step = 2 per rank × 1 accumulation × 2 data; 32 tokens a step" in lines
+    )
+    # 8 documents of 41 tokens: (328 - 1) // 8; 30 steps of 4 samples.
+    assert (
+        "train 8 documents; an epoch has 328 tokens, 40 samples; 30 steps take 120 samples, 3.00 epochs"
+        in lines
+    )
+    assert (
+        "valid 2 documents; an epoch has 82 tokens, 10 samples; it takes 64 samples, 6.40 epochs"
+        in lines
+    )
+    assert "length 30 steps = 120 samples = 960 tokens" in lines
+    assert "an epoch is 10.0 steps" in lines
+    assert "learning rate up to 0.001 in 3 steps, then cosine to 0.0001 at step 30" in lines
+    # 6 x (all but the looked-up table) + 12 L h s
+    flops = 6 * (parameters - 512 * 32) + 12 * 2 * 32 * 8
+    assert f"compute {flops / 1e3:.0f} kFLOP a token, forward and backward; " in "\n".join(lines)
+    assert "attention global × 2" in lines
+    assert "ignored rope_fusion (kernels are PyTorch's own here, whatever is fused)" in lines
+    assert not any(line.startswith("look at") for line in lines)
+
+
+def test_memory_with_and_without_recomputation(page: Any) -> None:
+    lines = page(checkpoint_activations=True)
+    memory = next(line for line in lines if line.startswith("memory"))
+    both = next(line for line in lines if line.startswith("activations "))
+    assert "weights " in memory
+    assert "optimizer " in memory
+    with_it = both.split(" with checkpoint_activations")[0].removeprefix("activations ")
+    assert f"activations {with_it}" in memory
+
+
+def test_doubts_and_missing_files_are_looked_at(page: Any) -> None:
+    text = "\n".join(page(warmup=1.0, lr_decay_iters=6, split="1,0,0", save=None))
+    assert "look at warmup: 1 x 6 decay steps = 6 steps of warm-up, the run has 3" in text
+    assert 'split: "1,0,0" gives validation nothing: there is none' in text
+    assert "out/c_text_document.idx: no such file" in text
+    assert "vocab_file: tok.json: the vocabulary is not known here, and counted as 50,304" in text
+
+
+def test_a_part_is_checked_as_a_part(page: Any, tmp_path: Path) -> None:
+    (tmp_path / "part.yml").write_text("train_iters: 3\nseed: 2\n")
+    assert page("part")[1].startswith("part there is no model in it")
+    (tmp_path / "part.yml").write_text("train_iters: x\n")
+    with pytest.raises(ConfigError, match=r'part\.yml:1: train_iters: found "x"'):
+        page("part")
+    (tmp_path / "part.yml").write_text("train_iters: 3\n")
+    with pytest.raises(LaunchError, match="there is no model"):
+        main(["--deepspeed_json", "part"])
+
+
+def test_a_start_is_checked_as_a_start(page: Any, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("open('started', 'w')")
+    lines = page("train.py", "run", "--set", "num_gpus=2")
+    command = next(line for line in lines if line.startswith("command"))
+    assert command.endswith("-u train.py --config-file run.yml --set num_gpus=2")
+    assert not any("MEGATRON_CONFIGURATION" in line for line in lines)
+    assert not (tmp_path / "started").exists()
+    with pytest.raises(ConfigError, match="train_micro_batch_size_per_gpu: missing"):
+        page("train.py", "run", train_micro_batch_size_per_gpu=...)
+
+
+def test_a_shape_without_a_batch_is_fine(page: Any) -> None:
+    lines = page(train_micro_batch_size_per_gpu=..., padded_vocab_size=1000)
+    assert not any(line.startswith(("batch", "memory", "length")) for line in lines)
+    assert any(line.endswith("vocabulary 1,000") for line in lines)
+
+
+def test_deepspeeds_json(page: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    page()
+    assert main(["--deepspeed_json", "run", "--set", "gradient_clipping=0.5"]) == 0
+    assert json.loads(capsys.readouterr().out)["gradient_clipping"] == 0.5
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        TokenizerArgs("CharLevelTokenizer"),
+        TokenizerArgs("HFTokenizer", str(ASSETS / "neox20b" / "20B_tokenizer.json")),
+        TokenizerArgs("HFTokenizer", str(ROOT / "tools" / "quickstart" / "tokenizer.json")),
+        TokenizerArgs(
+            "GPT2BPETokenizer",
+            str(ASSETS / "gpt2" / "vocab.json"),
+            str(ASSETS / "gpt2" / "merges.txt"),
+        ),
+        TokenizerArgs("HFGPT2Tokenizer", str(ASSETS / "gpt2")),
+    ],
+    ids=lambda settings: settings.tokenizer_type,
+)
+def test_a_vocabulary_is_counted_as_its_tokenizer_counts(settings: TokenizerArgs) -> None:
+    tokenizer = build_tokenizer(settings.tokenizer_type, settings.vocab_file, settings.merge_file)
+    assert count_vocabulary(settings) == tokenizer.vocab_size
+
+
+def test_an_unreadable_vocabulary_is_unknown(tmp_path: Path) -> None:
+    for text in ("", "[1]", '{"model": {}}', '{"model": {"vocab": {"a": "x"}}}'):
+        (tmp_path / "v.json").write_text(text)
+        assert count_vocabulary(TokenizerArgs("HFTokenizer", str(tmp_path / "v.json"))) is None
+
+
+def test_it_takes_no_torch_and_less_than_a_second() -> None:
+    code = (
+        "import sys, resource; from megatron.launch.main import main;"
+        "main(['--check', 'configs/125M.yml', 'configs/local_setup.yml']);"
+        "used = resource.getrusage(resource.RUSAGE_SELF);"
+        "sys.exit('torch' in sys.modules or used.ru_utime + used.ru_stime > 1)"
+    )
+    command = [sys.executable, "-c", code]
+    subprocess.run(
+        command, cwd=ROOT, env=environment(), check=True, timeout=60, stdout=subprocess.DEVNULL
+    )
