@@ -49,7 +49,7 @@ def facts_page(args: NeoXArgs, *, ranks: int, accelerators: int, more: Sequence[
         model=model_facts(
             args.model,
             parameters=parameters,
-            embedding_parameters=_embedding(args, padded),
+            embedding_parameters=args.model.embedding_parameter_count(padded),
             vocab_size=vocab,
             padded_vocab_size=padded,
         ),
@@ -95,13 +95,6 @@ def _vocabulary(args: NeoXArgs) -> tuple[int, int, tuple[str, ...]]:
             "number: --set padded_vocab_size=N",
         ),
     )
-
-
-def _embedding(args: NeoXArgs, padded: int) -> int:
-    """Parameters of the tables that are looked up."""
-    model = args.model
-    learned = model.max_position_embeddings if model.pos_emb == "learned" else 0
-    return model.hidden_size * (padded + learned)
 
 
 def _layout(args: NeoXArgs, ranks: int, accelerators: int) -> LayoutFacts:
@@ -154,7 +147,9 @@ def _compute(
     args: NeoXArgs, batch: BatchSizes | None, parameters: int, padded: int
 ) -> Iterator[Row]:
     flops = flops_a_token(
-        args.model, parameters=parameters, embedding_parameters=_embedding(args, padded)
+        args.model,
+        parameters=parameters,
+        embedding_parameters=args.model.embedding_parameter_count(padded),
     )
     text = f"{flops_text(flops)} a token, forward and backward"
     if batch is not None:

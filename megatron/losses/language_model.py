@@ -15,7 +15,14 @@ from megatron.mpu.groups import ParallelGroups
 _IGNORE = -100
 
 
-def loss_sum(logits: Tensor, labels: Tensor, loss_mask: Tensor, groups: ParallelGroups) -> Tensor:
+def loss_sum(
+    logits: Tensor,
+    labels: Tensor,
+    loss_mask: Tensor,
+    groups: ParallelGroups,
+    *,
+    z_loss: float = 0.0,
+) -> Tensor:
     """Sum of the cross entropies of the tokens that count, in nats.
 
     Args:
@@ -24,12 +31,13 @@ def loss_sum(logits: Tensor, labels: Tensor, loss_mask: Tensor, groups: Parallel
         loss_mask: [b, s] bool, true where a label counts. A masked position adds exactly nothing to
             the sum and to the gradients.
         groups: the layout of ranks.
+        z_loss: the price of log(Z)^2: see :func:`vocab_parallel_cross_entropy`.
 
     Returns:
         An fp32 scalar, the same on every model-parallel rank.
     """
-    if groups.get_model_parallel_world_size() > 1:
-        losses = vocab_parallel_cross_entropy(logits, labels, groups)
+    if groups.get_model_parallel_world_size() > 1 or z_loss:
+        losses = vocab_parallel_cross_entropy(logits, labels, groups, z_loss=z_loss)
         return losses.masked_fill(~loss_mask, 0.0).sum()
     wanted = labels.masked_fill(~loss_mask, _IGNORE)
     flat = logits.reshape(-1, logits.size(-1)).float()

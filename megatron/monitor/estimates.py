@@ -66,6 +66,8 @@ def estimate_memory(
     mlp_width: int,
     gated: bool,
     vocab_size: int,
+    attention_width: int | None = None,
+    sequence_shards: int = 1,
     checkpoint_activations: bool = False,
     optimizer_states: int = 2,
     bucket_size: int = DEFAULT_BUCKET_SIZE,
@@ -80,6 +82,8 @@ def estimate_memory(
         kv_size: width of all key heads together on this rank.
         mlp_width: inner width of the MLP on this rank, half of ``linear1`` when ``gated``.
         vocab_size: ``V``.
+        attention_width: width of all queries together on this rank; None: ``hidden_size``.
+        sequence_shards: ranks that share the tokens between the parallel layers.
         optimizer_states: fp32 numbers that the optimizer keeps for each parameter: 2 for Adam.
         bucket_size: numbers that are reduced at once (DeepSpeed's ``reduce_bucket_size``).
     """
@@ -89,16 +93,19 @@ def estimate_memory(
     copies = 1 if half_precision or zero_stage >= 1 else 0
     tokens = micro_batch_size * seq_length
     first = (2 if gated else 1) * mlp_width
-    qkv = hidden_size + 2 * kv_size
+    queries = hidden_size if attention_width is None else attention_width
+    qkv = queries + 2 * kv_size
+    # A token's share of what lies between the parallel layers.
+    between = -(-hidden_size // sequence_shards)
     # Kept for the backward pass of one layer, per token: its input and the outputs of two norms;
     # queries, keys and values, and the former two rotated; the attention's output, as it comes and
     # with its heads joined; the MLP before and after its activation. Fused attention keeps no s × s
     # scores.
-    per_layer = 3 * hidden_size + qkv + (hidden_size + kv_size) + 2 * hidden_size
+    per_layer = 3 * between + qkv + (queries + kv_size) + 2 * queries
     per_layer += first + mlp_width
     kept = num_layers * per_layer
     if checkpoint_activations:  # the input of each layer, and one layer while it is recomputed
-        kept = num_layers * hidden_size + per_layer
+        kept = num_layers * between + per_layer
     kept += first + mlp_width + qkv  # the gradients of one layer
     # The logits, their fp32 form, and its gradient.
     logits = vocab_size * (size + 2 * _FP32_BYTES)

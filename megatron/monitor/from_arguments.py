@@ -66,7 +66,7 @@ def memory_of(
         padded_vocab_size: rows of the embedding on the rank.
         checkpoint_activations: in place of the configuration's, to compare.
     """
-    model = args.model
+    model, ranks = args.model, args.parallelism.model_parallel_size
     if checkpoint_activations is None:
         checkpoint_activations = args.training.checkpoint_activations
     return estimate_memory(
@@ -78,8 +78,11 @@ def memory_of(
         seq_length=model.seq_length,
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
-        kv_size=model.kv_heads * model.head_dim,
-        mlp_width=model.mlp_width,
+        attention_width=model.num_attention_heads * model.head_dim // ranks,
+        # With fewer key/value heads than ranks each holds one.
+        kv_size=max(1, model.kv_heads // ranks) * model.head_dim,
+        mlp_width=model.mlp_width // ranks,
+        sequence_shards=ranks if args.parallelism.sequence_parallel else 1,
         gated=model.is_gated,
         vocab_size=padded_vocab_size,
         checkpoint_activations=checkpoint_activations,

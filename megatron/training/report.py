@@ -27,15 +27,13 @@ from megatron.monitor import (
 )
 from megatron.monitor.from_arguments import batch_facts, flops_a_token, memory_of, model_facts
 from megatron.neox_arguments import BatchSizes, NeoXArgs
+from megatron.neox_arguments.sections import ModelArgs
 from megatron.runtime.device import default_backend, device_name, peak_memory_bytes
 from megatron.training.loop import LoggedStep
 from megatron.training.run_state import RunState
 from megatron.training.setup import Parts, total_steps
 
 log = get_logger(__name__)
-
-# Parameters of these names are looked up, not multiplied.
-_LOOKED_UP = ("word_embeddings.weight", "position_embeddings.weight")
 
 
 class Reporter:
@@ -46,20 +44,17 @@ class Reporter:
         args: NeoXArgs,
         parts: Parts,
         batch: BatchSizes,
-        model: nn.Module,
         monitor: Monitor,
     ) -> None:
         self._args = args
         self._parts = parts
         self._batch = batch
         self._monitor = monitor
-        self._flops_per_token = _flops_per_token(args, model)
+        self._flops_per_token = _flops_per_token(args.model, parts.padded_vocab)
         self._evaluating_since = 0.0
 
     @staticmethod
-    def open(
-        args: NeoXArgs, parts: Parts, batch: BatchSizes, model: nn.Module, state: RunState
-    ) -> Reporter:
+    def open(args: NeoXArgs, parts: Parts, batch: BatchSizes, state: RunState) -> Reporter:
         """Open the sinks and cut what an earlier process wrote beyond ``state``.
 
         Raises:
@@ -72,7 +67,7 @@ class Reporter:
             tensorboard_dir=args.logging.tensorboard_dir,
         )
         monitor.cut_after(state.step)
-        return Reporter(args, parts, batch, model, monitor)
+        return Reporter(args, parts, batch, monitor)
 
     def close(self) -> None:
         self._monitor.close()
@@ -167,13 +162,12 @@ def run_facts(
     args: NeoXArgs, parts: Parts, batch: BatchSizes, model: nn.Module, data: DataSplits
 ) -> RunFacts:
     """The facts of a run, from its parts."""
-    parameters, embedding = _sizes(model)
     m, grid = args.model, parts.groups.grid
     return RunFacts(
         model=model_facts(
             m,
-            parameters=parameters,
-            embedding_parameters=embedding,
+            parameters=m.parameter_count(parts.padded_vocab),
+            embedding_parameters=m.embedding_parameter_count(parts.padded_vocab),
             vocab_size=parts.tokenizer.vocab_size,
             padded_vocab_size=parts.padded_vocab,
         ),
@@ -200,7 +194,12 @@ def run_facts(
             for name, split in data.facts.splits.items()
         ],
         train_iters=total_steps(args),
-        memory=memory_of(args, batch, parameters=parameters, padded_vocab_size=parts.padded_vocab),
+        memory=memory_of(
+            args,
+            batch,
+            parameters=sum(p.numel() for p in model.parameters()),
+            padded_vocab_size=parts.padded_vocab // grid.model,
+        ),
     )
 
 
@@ -210,13 +209,9 @@ def _device_peak(args: NeoXArgs, name: str) -> float | None:
     return written * 1e12 if written is not None else peak_flops(name)
 
 
-def _flops_per_token(args: NeoXArgs, model: nn.Module) -> float:
-    parameters, embedding = _sizes(model)
-    return flops_a_token(args.model, parameters=parameters, embedding_parameters=embedding)
-
-
-def _sizes(model: nn.Module) -> tuple[int, int]:
-    """Parameters: all, and those of the tables that are looked up."""
-    sizes = {name: p.numel() for name, p in model.named_parameters()}
-    embedding = sum(n for name, n in sizes.items() if name.endswith(_LOOKED_UP))
-    return sum(sizes.values()), embedding
+def _flops_per_token(model: ModelArgs, padded_vocab_size: int) -> float:
+    return flops_a_token(
+        model,
+        parameters=model.parameter_count(padded_vocab_size),
+        embedding_parameters=model.embedding_parameter_count(padded_vocab_size),
+    )

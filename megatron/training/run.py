@@ -98,7 +98,7 @@ def _set_up_and_train(args: NeoXArgs, world: World) -> RunState:
     engine = build_engine(args, parts, model)
     schedule = schedule_to_follow(resumed, build_schedule(args), args.lr_schedule)
     state = _load(args, parts, batch, engine, data, found)
-    reporter = Reporter.open(args, parts, batch, model, state)
+    reporter = Reporter.open(args, parts, batch, state)
     run = _Run(args, parts, batch, data, engine, schedule, state, reporter)
     try:
         reporter.facts(run_facts(args, parts, batch, model, data))
@@ -272,6 +272,7 @@ def _step_settings(run: _Run) -> StepSettings:
         seed=run.args.training.seed,
         has_dropout=model.hidden_dropout > 0 or model.attention_dropout > 0,
         zero_stage=run.args.optim.zero_stage,
+        z_loss=run.args.alignment.z_loss,
     )
 
 

@@ -36,6 +36,7 @@ class StepSettings:
         seed: the run's seed, for dropout.
         has_dropout: whether generators need seeding at all.
         zero_stage: stage that the engine runs.
+        z_loss: weight of log(Z)^2 in the loss.
     """
 
     device: torch.device
@@ -43,6 +44,7 @@ class StepSettings:
     seed: int
     has_dropout: bool
     zero_stage: int
+    z_loss: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ def train_step(
                 data_rank=groups.get_data_parallel_rank(),
             )
         logits = logits_of(engine, batch, micro)
-        loss = loss_sum(logits, batch.targets[micro], mask[micro], groups)
+        loss = loss_sum(logits, batch.targets[micro], mask[micro], groups, z_loss=settings.z_loss)
         local_sum += loss.detach()
         engine.backward(loss * scale)
         if micro + 1 < micro_batches:

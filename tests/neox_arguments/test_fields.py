@@ -225,7 +225,6 @@ def test_refused_keys_at_their_off_value_are_silent() -> None:
         "moe_num_experts": 1,
         "train_impl": "normal",
         "use_mup": False,
-        "z_loss": 0.0,
         "elasticity": {"enabled": False, "min_gpus": 1},
         "sparse_attention": None,
     }

@@ -22,8 +22,9 @@ class AlignmentArgs:
     ] = "normal"
     """The loss: of the next token, of preferred against rejected texts, or of rewards."""
 
-    z_loss: Annotated[NonNegativeFloat, Refused("not supported yet: take it out")] = 0.0
-    """Weight of a penalty on the logits' size."""
+    z_loss: NonNegativeFloat = 0.0
+    """Weight of log(Z)^2 in the training loss, where Z is what the softmax divides by: a small one (1e-4 in
+    PaLM) keeps logits from drifting. The loss that training logs contains it, evaluations do not."""
 
     dpo_fp32: Annotated[bool, _WITH_DPO] = True
     """Whether log-probabilities are computed in fp32."""

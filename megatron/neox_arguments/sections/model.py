@@ -201,8 +201,13 @@ class ModelArgs:
         first = self.mlp_width * (2 if self.is_gated else 1)
         mlp = h * first + self.mlp_width * h + (first + h if self.use_bias_in_mlp else 0)
         vocabulary = padded_vocab_size * h * (2 if self.no_weight_tying else 1)
-        positions = h * self.max_position_embeddings if self.pos_emb == "learned" else 0
+        positions = self.embedding_parameter_count(0)
         return vocabulary + positions + layers * (attention + mlp + 2 * norm) + norm
+
+    def embedding_parameter_count(self, padded_vocab_size: int) -> int:
+        """Parameters of the tables that are looked up: of ids, and of learned positions."""
+        learned = self.max_position_embeddings if self.pos_emb == "learned" else 0
+        return self.hidden_size * (padded_vocab_size + learned)
 
 
 def expand_attention_config(config: tuple[Any, ...], num_layers: int) -> tuple[str, ...]:

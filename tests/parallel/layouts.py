@@ -1,0 +1,261 @@
+"""One model on many layouts of ranks: what is trained where, and by how much the numbers differ.
+
+A world of processes costs seconds, a run of a tiny model tenths of one: so a world runs all the layouts
+of its size, one after another, and hands back plain numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from megatron.data.loader import StepBatch
+from megatron.model import layout
+from megatron.mpu import ParallelGroups
+from megatron.neox_arguments import NeoXArgs
+from megatron.runtime.world import World
+from megatron.training.setup import Parts, build_engine, build_model, build_parts
+from megatron.training.step import StepSettings, train_step
+from tests.support.ranks import run_ranks
+from tests.support.tiny import tiny_config
+
+STEPS, BATCH, LENGTH = 20, 8, 16
+# The norm of the gradient is above this in some steps and below it in others.
+CLIPPING = 1.0
+_NOWHERE = Path("nowhere")  # nothing is read or written
+Weights = dict[str, npt.NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Attributes: ``model`` tensor-parallel ranks × ``data`` copies, ``sequence`` parallelism, ZeRO stage."""
+
+    model: int = 1
+    sequence: bool = False
+    data: int = 1
+    zero: int = 0
+
+    @property
+    def ranks(self) -> int:
+        return self.model * self.data
+
+    def __str__(self) -> str:
+        sequence = "+SP" if self.sequence else ""
+        return f"TP{self.model}{sequence} x DP{self.data}, ZeRO {self.zero}"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Attributes: ``kv_heads`` of 4 heads, own weights of the head (``untied``), ``parallel`` residual."""
+
+    kv_heads: int = 4
+    untied: bool = True
+    parallel: bool = False
+    layers: int = 2
+
+    def __str__(self) -> str:
+        names = ("untied" if self.untied else "tied", "parallel" if self.parallel else "sequential")
+        return f"{self.kv_heads} kv, {', '.join(names)}"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Attributes: losses and norms of each step, and the weights of the whole model at the end."""
+
+    losses: list[float]
+    norms: list[float]
+    weights: Weights
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """Attributes: the largest relative one of losses and norms (AdamW), of weights (SGD), and where."""
+
+    loss: float
+    norm: float
+    weight: float
+    worst_weight: str
+
+    @property
+    def largest(self) -> float:
+        return max(self.loss, self.norm, self.weight)
+
+
+LAYOUTS = [
+    Layout(model, sequence, data, zero)
+    for model, sequence, data, zero in product((1, 2, 4), (False, True), (1, 2), (0, 1))
+    if model > 1 or not sequence
+]
+VARIANTS = [
+    Variant(kv_heads, untied, parallel)
+    for kv_heads, untied, parallel in product((4, 2, 1), (False, True), (False, True))
+]
+
+
+def train(world: World, place: Layout, variant: Variant, optimizer: str, **changes: Any) -> Trained:
+    """Train :data:`STEPS` steps on random tokens that depend on nothing but the step."""
+    args = NeoXArgs.from_dict(_config(place, variant, optimizer) | changes, world_size=world.size)
+    parts = build_parts(args, world)
+    engine = build_engine(args, parts, build_model(args, parts))
+    engine.train()
+    settings = StepSettings(
+        parts.device,
+        parts.groups,
+        seed=1,
+        has_dropout=args.model.hidden_dropout > 0,
+        zero_stage=args.optim.zero_stage,
+    )
+    results = [
+        train_step(engine, _batch(step, parts), settings, step=step, learning_rate=args.optim.lr)
+        for step in range(STEPS)
+    ]
+    return Trained(
+        [result.loss for result in results],
+        [result.grad_norm for result in results],
+        gathered_weights(engine.module, parts.groups),
+    )
+
+
+def _config(place: Layout, variant: Variant, optimizer: str) -> dict[str, Any]:
+    # Rates at which 20 steps change a loss by a fifth or more.
+    params: dict[str, dict[str, Any]] = {
+        "Adam": {"lr": 3e-3, "betas": [0.9, 0.95], "eps": 1e-8},
+        "SGD": {"lr": 0.3},
+    }
+    return {
+        key: value
+        for key, value in tiny_config(
+            _NOWHERE,
+            model_parallel_size=place.model,
+            sequence_parallel=place.sequence,
+            num_layers=variant.layers,
+            num_kv_heads=variant.kv_heads,
+            no_weight_tying=variant.untied,
+            gpt_j_residual=variant.parallel,
+            make_vocab_size_divisible_by=128,
+            train_batch_size=BATCH,
+            # Two accumulated micro-batches on each rank, whatever their number.
+            train_micro_batch_size_per_gpu=BATCH // 2 // place.data,
+            optimizer={"type": optimizer, "params": params[optimizer]},
+            zero_optimization={"stage": place.zero},
+            gradient_clipping=CLIPPING,
+            init_method="small_init",
+            min_lr=0.0,
+        ).items()
+        if key not in ("save", "load")
+    }
+
+
+def _batch(step: int, parts: Parts) -> StepBatch:
+    """This rank's part of a step: two micro-batches of all ranks, a part of which each data rank reads."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    # A skewed choice of ids, so that there is something to learn.
+    tokens = (torch.rand(2, BATCH // 2, LENGTH + 1, generator=generator) ** 3 * 250).long()
+    mask = torch.rand(2, BATCH // 2, LENGTH, generator=generator) < 0.9
+    size = parts.groups.get_data_parallel_world_size()
+    rank = parts.groups.get_data_parallel_rank()
+    return StepBatch(
+        tokens.chunk(size, dim=1)[rank].contiguous(),
+        mask.chunk(size, dim=1)[rank].contiguous(),
+        first_sample=step * BATCH,
+        num_samples=BATCH,
+    )
+
+
+def gathered_weights(model: Any, groups: ParallelGroups) -> Weights:
+    """The whole model's weights, by their names in a model of one rank.
+
+    Raises:
+        AssertionError: what several ranks hold is not the same to the last bit.
+    """
+    whole: Weights = {}
+    for number, layer in enumerate(model.sequential):
+        mine = {name: p.detach() for name, p in layer.named_parameters()}
+        shards = _of_all_ranks(mine, groups)
+        _require_equal_copies(model, shards, groups)
+        for name, tensor in layout.join_layer(model.model_args, shards).items():
+            whole[f"{number}.{name}"] = tensor.numpy().copy()
+    return whole
+
+
+def _of_all_ranks(mine: dict[str, Tensor], groups: ParallelGroups) -> list[dict[str, Tensor]]:
+    size = groups.get_model_parallel_world_size()
+    if size == 1:
+        return [mine]
+    shards: list[dict[str, Tensor]] = [{} for _ in range(size)]
+    for name, tensor in mine.items():
+        parts = [torch.empty_like(tensor) for _ in range(size)]
+        dist.all_gather(parts, tensor.contiguous(), group=groups.get_model_parallel_group())
+        for shard, part in zip(shards, parts, strict=True):
+            shard[name] = part
+    return shards
+
+
+def _require_equal_copies(
+    model: Any, shards: Sequence[dict[str, Tensor]], groups: ParallelGroups
+) -> None:
+    for name in shards[0]:
+        split = layout.partition(model.model_args, name, shards[0][name].shape)
+        different = 1 if split is None else split.parts(len(shards))
+        copies = len(shards) // different
+        for rank, shard in enumerate(shards):
+            first = shards[rank // copies * copies]
+            assert torch.equal(shard[name], first[name]), f"{name} of rank {rank} is no copy"
+
+
+def in_one_world(
+    world: World, cases: Sequence[tuple[Layout, Variant]]
+) -> list[tuple[Trained, Trained]]:
+    """Each case with AdamW and with SGD. Weights come from rank 0 alone."""
+    found = [
+        tuple(train(world, place, variant, optimizer) for optimizer in ("Adam", "SGD"))
+        for place, variant in cases
+    ]
+    if world.is_first:
+        return found  # type: ignore[return-value]
+    return []
+
+
+def deviations(
+    cases: Iterable[tuple[Layout, Variant]], timeout: float = 600.0
+) -> dict[tuple[Layout, Variant], Deviation]:
+    """How far each layout is from one process with the same variant."""
+    cases = list(cases)
+    variants = list(dict.fromkeys(variant for _, variant in cases))
+    alone = [(Layout(), variant) for variant in variants]
+    found: dict[tuple[Layout, Variant], tuple[Trained, Trained]] = {}
+    for ranks in sorted({place.ranks for place, _ in cases} | {1}):
+        of_this_size = [case for case in cases if case[0].ranks == ranks]
+        of_this_size += [case for case in alone if ranks == 1 and case not in of_this_size]
+        trained, *_ = run_ranks(ranks, in_one_world, of_this_size, timeout=timeout)
+        found |= dict(zip(of_this_size, trained, strict=True))
+    return {case: _compare(found[case], found[Layout(), case[1]]) for case in cases}
+
+
+def _compare(case: tuple[Trained, Trained], alone: tuple[Trained, Trained]) -> Deviation:
+    (adam, sgd), (adam_alone, sgd_alone) = case, alone
+    assert sgd.weights.keys() == sgd_alone.weights.keys()
+    weights = {
+        name: float(np.abs(sgd.weights[name] - whole).max() / np.abs(whole).max())
+        for name, whole in sgd_alone.weights.items()
+    }
+    worst = max(weights, key=lambda name: weights[name])
+    return Deviation(
+        loss=_relative(adam.losses, adam_alone.losses),
+        norm=_relative(adam.norms, adam_alone.norms),
+        weight=weights[worst],
+        worst_weight=worst,
+    )
+
+
+def _relative(got: Sequence[float], expected: Sequence[float]) -> float:
+    return float(np.max(np.abs(np.subtract(got, expected)) / np.abs(expected)))

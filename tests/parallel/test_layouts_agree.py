@@ -1,0 +1,93 @@
+"""Protects the promise that a layout of ranks changes how a model is computed, not which model it is.
+
+For the same seed, data and global batch: 20 steps with clipping and weight decay, fp32. Losses and
+norms of the gradients agree with one process to 1e-5 under AdamW; final weights to 1e-5 of the largest
+under SGD (under Adam, parameters whose true gradient is zero turn rounding into full steps).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.parallel.layouts import (
+    CLIPPING,
+    LAYOUTS,
+    STEPS,
+    VARIANTS,
+    Deviation,
+    Layout,
+    Variant,
+    deviations,
+    in_one_world,
+)
+from tests.support.ranks import run_ranks
+
+LIMIT = 1e-5
+# Every layout with one variant, and every variant on three layouts: each value of a variant meets each
+# of tensor-parallel size, sequence parallelism, copies and ZeRO stage.
+CASES = list(
+    dict.fromkeys(
+        [
+            *((place, Variant(2, untied=True, parallel=True)) for place in LAYOUTS),
+            *(
+                (place, variant)
+                for number, variant in enumerate(VARIANTS)
+                for place in (
+                    Layout(2, sequence=number % 2 == 0, data=1, zero=number // 2 % 2),
+                    Layout(2, sequence=number % 2 == 1, data=2, zero=number // 4 % 2),
+                    Layout(4, sequence=number // 2 % 2 == 0, data=1, zero=number % 2),
+                )
+            ),
+        ]
+    )
+)
+# One layer, and of each kind one: shared and own key/value heads, tied and untied, both residuals.
+SAMPLE = [
+    (Layout(2, sequence=False, zero=1), Variant(4, untied=False, parallel=True, layers=1)),
+    (Layout(2, sequence=True, zero=0), Variant(2, untied=True, layers=1)),
+    (Layout(2, sequence=True, data=2, zero=1), Variant(1, untied=True, layers=1)),
+    (Layout(4, sequence=False, zero=0), Variant(2, untied=True, layers=1)),
+]
+
+
+def table(found: dict[tuple[Layout, Variant], Deviation]) -> str:
+    """Every case with its largest deviations."""
+    rows = [f"{'layout':26}{'variant':28}{'loss':>9}{'norm':>9}{'weight':>9}"]
+    for (place, variant), off in found.items():
+        numbers = "".join(f"{value:9.1e}" for value in (off.loss, off.norm, off.weight))
+        rows.append(f"{place!s:26}{variant!s:28}{numbers}  {off.worst_weight}")
+    return "\n".join(rows)
+
+
+def require_agreement(found: dict[tuple[Layout, Variant], Deviation]) -> None:
+    beyond = {case: off for case, off in found.items() if not off.largest <= LIMIT}
+    assert not beyond, f"{len(beyond)} of {len(found)} cases\n{table(beyond)}"
+
+
+@pytest.mark.ranks
+def test_a_sample_of_layouts_agrees_with_one_process() -> None:
+    require_agreement(deviations(SAMPLE))
+
+
+@pytest.mark.ranks
+def test_there_is_something_to_agree_on() -> None:
+    """The model learns, clips in some steps and not in others, and its variants differ."""
+    cases = [(Layout(), Variant()), (Layout(), Variant(2, untied=False, parallel=True))]
+    (found,) = run_ranks(1, in_one_world, cases)
+    for adam, sgd in found:
+        assert len(adam.losses) == STEPS
+        assert adam.losses[-1] < 0.9 * adam.losses[0]
+        assert sgd.losses[-1] < 0.9 * sgd.losses[0]
+        assert min(adam.norms) < CLIPPING < max(adam.norms)
+    assert abs(found[0][0].losses[0] - found[1][0].losses[0]) > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_every_layout_and_variant_agrees_with_one_process(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = deviations(CASES, timeout=1800.0)
+    with capsys.disabled():
+        print(f"\n{table(found)}")
+    require_agreement(found)
