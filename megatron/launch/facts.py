@@ -104,6 +104,7 @@ def _layout(args: NeoXArgs, ranks: int, accelerators: int) -> LayoutFacts:
         data_parallel_size=ranks // args.parallelism.ranks_per_replica,
         pipe_parallel_size=args.parallelism.pipe_parallel_size,
         model_parallel_size=args.parallelism.model_parallel_size,
+        sequence_parallel=args.parallelism.sequence_parallel,
         device="GPU" if accelerators else "cpu",
         backend=args.training.distributed_backend or ("nccl" if accelerators else "gloo"),
         precision=args.model.precision,

@@ -177,6 +177,7 @@ def run_facts(
             data_parallel_size=grid.data,
             pipe_parallel_size=args.parallelism.pipe_parallel_size,
             model_parallel_size=grid.model,
+            sequence_parallel=parts.groups.sequence_parallel,
             device=device_name(parts.device),
             backend=args.training.distributed_backend or default_backend(),
             precision=m.precision,

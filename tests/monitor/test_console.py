@@ -82,6 +82,7 @@ def test_the_block_of_facts() -> None:
             data_parallel_size=2,
             pipe_parallel_size=0,
             model_parallel_size=1,
+            sequence_parallel=False,
             device="cpu",
             backend="gloo",
             precision="fp32",

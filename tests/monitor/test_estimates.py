@@ -63,6 +63,19 @@ def test_memory_of_activations() -> None:
     assert kept.activations == 6 * ((5 * 10 + 103 + 39) * 2 + 11 * 10)
 
 
+def test_tensor_parallel_ranks_share_activations() -> None:
+    common = SHAPE | {"half_precision": True, "zero_stage": 1, "data_parallel_size": 1}
+    whole = estimate_memory(**common).activations
+    assert estimate_memory(**common, attention_width=10).activations == whole
+    # A rank's own queries, 5 of 10 wide: in the projection, rotated, and twice as the attention's output,
+    # in each layer, and in the gradients of one layer.
+    narrow = estimate_memory(**common, attention_width=5).activations
+    assert whole - narrow == 6 * 2 * (5 * (5 * 4) + 5)
+    # Half of each token's input and of the outputs of the two norms.
+    shared = estimate_memory(**common, attention_width=5, sequence_shards=2).activations
+    assert narrow - shared == 6 * 2 * 5 * (3 * 5)
+
+
 def test_flops_and_mfu() -> None:
     flops = flops_per_token(
         matmul_parameters=1_000_000, num_layers=4, attention_width=128, seq_length=256

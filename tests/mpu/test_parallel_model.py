@@ -13,7 +13,7 @@ from torch import Tensor
 
 from megatron.errors import ConfigError
 from megatron.losses import loss_sum
-from megatron.model import layout
+from megatron.model import Segments, layout, positions_within
 from megatron.mpu import (
     ColumnParallelLinear,
     ParallelGroups,
@@ -28,6 +28,12 @@ from tests.support.ranks import run_ranks
 
 TOKENS = torch.randint(0, 64, (2, 17), generator=torch.Generator().manual_seed(1))
 MASK = torch.rand(2, 16, generator=torch.Generator().manual_seed(2)) < 0.8
+# Documents that begin at these places, with positions of their own.
+STARTS = torch.tensor([[0, 5, 11], [0, 7, 16]])
+DOCUMENTS = {
+    "position_ids": positions_within(STARTS, 16),
+    "segments": Segments.from_starts(STARTS, 16, torch.device("cpu")),
+}
 LOUD = {"init_method": "small_init", "output_layer_init_method": "small_init"}
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -47,12 +53,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "one key/value head": {**LOUD, "num_kv_heads": 1, "no_weight_tying": True},
     "two key/value heads": {**LOUD, "num_kv_heads": 2, "no_weight_tying": True},
 }
+INPUTS = {"gpt2": DOCUMENTS, "two key/value heads": DOCUMENTS}
 
 
 def step(groups: ParallelGroups, variant: str) -> tuple[float, Tensor, dict[str, Tensor]]:
     """Loss, whole logits, and this rank's gradients by name."""
     model = tiny_model(64, groups=groups, **VARIANTS[variant])
-    logits = model(TOKENS[:, :-1])
+    logits = model(TOKENS[:, :-1], **INPUTS.get(variant, {}))
     loss = loss_sum(logits, TOKENS[:, 1:], MASK, groups)
     loss.backward()
     with torch.no_grad():
