@@ -29,4 +29,9 @@ setup(
     python_requires=">=3.10",
     packages=find_packages(include=["megatron", "megatron.*"]),
     install_requires=requirements(),
+    extras_require={
+        "sentencepiece": ["sentencepiece>=0.2"],  # SPMTokenizer
+        "parquet": ["pyarrow>=16"],  # .parquet as input of preprocessing
+        "ftfy": ["ftfy>=6"],  # --ftfy
+    },
 )

@@ -52,9 +52,8 @@ class DataSplits:
         index_keys: by split: equal keys mean the same samples in the same order. For checkpoints.
         order_facts: by split: what the key is made of, for a message about what differs.
         facts: numbers for people.
+        files: the token files behind them.
         lease: keeps this node's copies of the token files (``data_local_cache_dir``) while it is held.
-
-
         train_plan: how the training split is made.
     """
 
@@ -64,9 +63,18 @@ class DataSplits:
     index_keys: Mapping[str, str]
     order_facts: Mapping[str, Mapping[str, Any]]
     facts: DataFacts
+    files: tuple[MMapIndexedDataset, ...] = ()
     lease: Lease | None = None
-
     train_plan: SplitPlan | None = None
+
+    def check_files(self) -> None:
+        """Notice token files that have been cut since they were opened.
+
+        Raises:
+            DataError: one has.
+        """
+        for data in self.files:
+            data.check_file()
 
     def progress_at(self, consumed: int) -> Progress | None:
         """Where the run stands in its training data after ``consumed`` samples, for a checkpoint.
@@ -163,6 +171,7 @@ def build_datasets(
         index_keys={name: split.order_key for name, split in plan.splits.items()},
         order_facts={name: split.order_facts() for name, split in plan.splits.items()},
         facts=plan.facts,
+        files=tuple(files.values()),
         lease=lease,
         train_plan=plan.splits.get("train"),
     )

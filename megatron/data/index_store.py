@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Final, Literal
 
@@ -76,7 +77,7 @@ class IndexRecipe:
     companions: Mapping[str, str] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Name of the folder that holds the maps."""
         return hash_of(asdict(self))
@@ -143,7 +144,7 @@ class BlendRecipe:
     kind: str = "blend"
     format_version: int = FORMAT_VERSION
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Name of the folder that holds the arrays."""
         return hash_of(asdict(self))

@@ -81,6 +81,7 @@ class MMapIndexedDataset:
             end = self._first_token(-1) + int(self.sizes[-1])
             end *= self.dtype.itemsize
         try:
+            self._inode = os.stat(data_path).st_ino if part is None else None
             if part is None:
                 raw = map_file(data_path)
             else:
@@ -156,6 +157,27 @@ class MMapIndexedDataset:
 
     def __iter__(self) -> Iterator[npt.NDArray[Any]]:
         return (self.get(number) for number in range(len(self)))
+
+    def check_file(self) -> None:
+        """Notice that ``.bin`` has been cut since it was mapped, before a read past its new end does.
+
+        Such a read ends the process (SIGBUS). A file that was replaced or removed does no harm: what is
+        mapped stays.
+
+        Raises:
+            DataError: the file has been cut.
+        """
+        path = data_file_path(self.prefix)
+        try:
+            status = os.stat(path)
+        except OSError:  # removed
+            return
+        if status.st_ino == self._inode and status.st_size < self.tokens.nbytes:
+            raise DataError(
+                f"{path}: has {status.st_size:,} bytes now, {self.tokens.nbytes:,} when it was opened: it "
+                "was cut while this run reads it\n"
+                "  to do: make the file anew, under another name while a run uses it; then start again"
+            )
 
     def verify(self) -> None:
         """Read the whole ``.idx`` and check that it makes sense.
@@ -311,14 +333,14 @@ class MMapIndexedDatasetBuilder:
         self._sizes.frombytes(np.ascontiguousarray(lengths).tobytes())
         self._doc_idx.frombytes(np.arange(first, first + lengths.size, dtype=np.int64).tobytes())
 
-    def merge_file_(self, another_prefix: str | os.PathLike[str]) -> None:
-        """Append all documents of another token file of the same type.
+    def merge_file_(self, another_prefix: str | os.PathLike[str], *, widen: bool = False) -> None:
+        """Append all documents of another token file of the same type, or of any narrower if ``widen``.
 
         Raises:
             DataError: its type differs, or it cannot be read.
         """
         other = MMapIndexedDataset(another_prefix)
-        if other.dtype != self.dtype:
+        if other.dtype != self.dtype and not (widen and np.can_cast(other.dtype, self.dtype)):
             raise DataError(
                 f"{other.prefix}: holds {other.dtype}, {self._path} holds {self.dtype}: token files of "
                 "different types cannot be merged; make them anew with the same --dtype"
@@ -326,7 +348,8 @@ class MMapIndexedDatasetBuilder:
         first = len(self._sizes)
         step = _COPY_BYTES // self.dtype.itemsize
         for at in range(0, other.num_tokens, step):
-            self._file.write(np.ascontiguousarray(other.tokens[at : at + step]).data)
+            tokens = other.tokens[at : at + step]
+            self._file.write(np.ascontiguousarray(tokens, self.dtype).data)
         self._sizes.frombytes(other.sizes.astype(np.int32).tobytes())
         self._doc_idx.frombytes((other.doc_idx[1:] + first).astype(np.int64).tobytes())
 

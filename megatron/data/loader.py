@@ -12,10 +12,11 @@ these threads may hold: a worker does one thing, copying numbers from mapped fil
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,8 @@ from megatron.data.sample_dataset import Sample, Samples
 from megatron.data.samplers import Batch, step_samples
 from megatron.errors import DataError, NeoXError
 from megatron.runtime.parent import end_with_parent
+
+_SIGNAL_PATIENCE: Final = 1.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -163,8 +166,15 @@ class StepLoader(Iterator[StepBatch]):
     closes it at the end of the block, and a worker that dies meanwhile is a :class:`DataError` there.
     """
 
-    def __init__(self, steps: _Steps, num_steps: int, num_workers: int, pin_memory: bool) -> None:
-        self._pin_memory = pin_memory
+    def __init__(
+        self,
+        steps: _Steps,
+        num_steps: int,
+        num_workers: int,
+        pin_memory: bool,
+        check_files: Callable[[], None] | None = None,
+    ) -> None:
+        self._pin_memory, self._check_files = pin_memory, check_files
         self._batches: Iterator[StepBatch | str] | None
         if num_workers == 0:
             self._batches = (steps[step] for step in range(num_steps))
@@ -204,18 +214,25 @@ class StepLoader(Iterator[StepBatch]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        found = _lost_worker(error)
         self.close()
-        # torch raises it out of a signal handler, wherever the main thread happens to be.
-        if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker"):
+        if found is not None:
+            if self._check_files is not None:
+                self._check_files()  # torch would blame /dev/shm
             raise DataError(
-                f"num_workers: a process that reads data ahead is gone\n  found: {error}\n"
+                f"num_workers: a process that reads data ahead is gone\n  found: {found}\n"
                 "  often: the system ended it because memory (or /dev/shm) ran out\n"
                 "  to do: lower num_workers (0 needs none), or give the job more memory"
             ) from error
 
     def close(self) -> None:
         """End the workers. There are no batches afterwards."""
-        self._batches = None  # the DataLoader's iterator ends its workers when it is dropped
+        batches, self._batches = self._batches, None
+        # torch's iterator ends them when it is dropped, but an error's traceback would keep it alive,
+        # and with it the workers: they leave signals to their parent, which would wait for them.
+        end_workers = getattr(batches, "_shutdown_workers", None)
+        if end_workers is not None:
+            end_workers()
 
 
 def build_step_loader(
@@ -229,6 +246,7 @@ def build_step_loader(
     eod_id: int | None = None,
     boundaries: Boundaries | None = None,
     pin_memory: bool = False,
+    check_files: Callable[[], None] | None = None,
 ) -> StepLoader:
     """A loader of ``num_steps`` steps, the first of which begins with sample ``first_sample``.
 
@@ -242,6 +260,7 @@ def build_step_loader(
         eod_id: predictions from this token are masked; None masks nothing.
         boundaries: what the model does where a document begins; None does nothing.
         pin_memory: hand over page-locked memory.
+        check_files: raises what is wrong with the files, if they are why a worker has died.
 
     Raises:
         DataError: the split has fewer samples.
@@ -257,7 +276,22 @@ def build_step_loader(
             everywhere=True,
         )
     steps = _Steps(dataset, first_sample, batch, data_rank, eod_id, boundaries)
-    return StepLoader(steps, num_steps, num_workers, pin_memory)
+    return StepLoader(steps, num_steps, num_workers, pin_memory, check_files)
+
+
+def _lost_worker(error: BaseException | None) -> BaseException | None:
+    """What torch says of a worker that has died, if that is why ``error`` was raised.
+
+    It says so out of a signal handler, wherever the main thread happens to be: a moment after a
+    broken connection, where the worker died while it handed over a batch.
+    """
+    if isinstance(error, ConnectionError | EOFError):
+        try:
+            time.sleep(_SIGNAL_PATIENCE)
+        except RuntimeError as signalled:
+            error = signalled
+    says_so = isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker")
+    return error if says_so else None
 
 
 def _unchanged(batch: Any) -> Any:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property
 from typing import Any, Final
 
 from megatron.data.blend import units_of
@@ -112,7 +113,7 @@ class Source:
     label_path: str | None = None
     before: int = 0
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Equal for the same samples in the same order, wherever the files are."""
         return hash_of(self.order_facts())

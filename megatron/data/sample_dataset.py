@@ -110,7 +110,8 @@ class SampleDataset:
         for at, first, count in pieces:
             stop = at + count
             out.tokens[at:stop] = self.data.tokens[first : first + count]
-        out.tokens[stop:] = self.pad_id
+        if stop <= self.seq_length:
+            out.tokens[stop:] = self.pad_id
         out.length = stop
         if out.starts is not None:
             out.starts[:] = [at for at, _, _ in pieces]

@@ -113,6 +113,7 @@ def _choose(args: NeoXArgs, asked: argparse.Namespace) -> tuple[str, MMapIndexed
     if prefix is None:
         why = f"{asked.split}_data_paths names several: " if named else "set data_path, or "
         raise ConfigError(f"nothing to score: {why}pass --data PREFIX", everywhere=True)
+    # Each token is read once, in order: mapped, also where training would hold the file in memory.
     documents = make_dataset(prefix, args.data.data_impl)
     if whole:
         return whole, documents, 0, len(documents)

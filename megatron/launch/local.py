@@ -158,6 +158,8 @@ def _verdict(result: RunResult, ranks: int, forwarder: _Forwarder) -> int:
     how = f"status {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
     others = "; the others were stopped" if ranks > 1 else ""
     asked = f" after {forwarder.received.name}" if forwarder.received else ""
+    if code == -signal.SIGBUS:
+        others += "; a file that it had mapped was cut or its disk failed, or /dev/shm is full"
     sys.stdout.flush()
     sys.stderr.write(f"deepy.py: rank {rank} of {ranks} ended with {how}{asked}{others}\n")
     return code if code >= 0 else 128 - code

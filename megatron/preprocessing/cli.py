@@ -1,4 +1,5 @@
-"""The command line of ``tools/datasets/preprocess_data.py``: GPT-NeoX's flags, each one honoured."""
+"""The command lines of ``preprocess_data.py`` and ``preprocess_data_with_mask.py`` in tools/datasets/:
+GPT-NeoX's flags, each one honoured."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from megatron.logging import configure
 from megatron.preprocessing.engine import PreprocessSettings, preprocess
 from megatron.preprocessing.formats import ACCEPTED_ENDINGS
 from megatron.preprocessing.inputs import input_files
+from megatron.preprocessing.settings import LABEL_KEY
 from megatron.tokenizer import TOKENIZER_TYPES
 
 
@@ -21,12 +23,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         NeoXError: see :func:`megatron.preprocessing.engine.preprocess`.
     """
-    parsed = parser().parse_args(arguments)
+    return _run(parser(), arguments)
+
+
+def mask_main(arguments: Sequence[str] | None = None) -> int:
+    """The same with labels."""
+    with_mask = parser()
+    with_mask.description = (
+        f"{with_mask.description} With --mask-before-token also OUTPUT-PREFIX_{LABEL_KEY}_document, "
+        "of the same shape."
+    )
+    with_mask.add_argument(
+        "--mask-before-token",
+        type=_ids,
+        metavar="IDS",
+        help="ids of a delimiter, such as 25,198: labels are -100 (not learnt) up to and including the "
+        "first place of a document where these ids follow each other, and the tokens after it; a "
+        "document without one is learnt whole",
+    )
+    return _run(with_mask, arguments)
+
+
+def _run(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int:
+    parsed = parser.parse_args(arguments)
     configure()
     settings = settings_from(parsed)
     stop_cleanly_on_sigterm()
     preprocess(settings)
     return 0
+
+
+def _ids(text: str) -> tuple[int, ...]:
+    """Ids between commas."""
+    return tuple(int(part) for part in text.split(",") if part.strip())
 
 
 def stop_cleanly_on_sigterm() -> None:
@@ -105,7 +134,12 @@ def parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--tokenizer-type", required=True, metavar="TYPE", help=f"{', '.join(TOKENIZER_TYPES)}"
     )
-    group.add_argument("--vocab-file", metavar="FILE", help="vocab.json or tokenizer.json")
+    group.add_argument(
+        "--vocab-file",
+        metavar="FILE",
+        help="vocab.json, tokenizer.json, a SentencePiece model, or for TiktokenTokenizer an encoding's "
+        "name or .tiktoken file",
+    )
     group.add_argument("--merge-file", metavar="FILE", help="merges.txt, for GPT-2's tokenizers")
     group.add_argument(
         "--append-eod",
@@ -188,6 +222,7 @@ def settings_from(parsed: argparse.Namespace) -> PreprocessSettings:
         on_missing_key=parsed.on_missing_key,
         dtype=parsed.dtype,
         ftfy=parsed.ftfy,
+        mask_before=getattr(parsed, "mask_before_token", None),
         txt_separator=parsed.txt_separator,
         partitions=parsed.partitions,
         partition=parsed.partition,

@@ -16,7 +16,7 @@ from megatron.data.indexed_dataset import best_fitting_dtype
 from megatron.errors import DataError
 from megatron.logging import get_logger
 from megatron.preprocessing.encoding import LABEL_DTYPE, JsonTextRecipe, load_ftfy
-from megatron.preprocessing.formats import STANDARD_INPUT, Format
+from megatron.preprocessing.formats import Format, can_be_read_again
 from megatron.preprocessing.output import errors_name
 from megatron.preprocessing.part import Part
 from megatron.preprocessing.pool import WorkerPool
@@ -119,7 +119,7 @@ def _run(
         "cached" if settings.dataset_impl == "cached" else "mmap",
         len(parts),
         alone=alone,
-        resumable=STANDARD_INPUT not in settings.inputs,
+        resumable=all(map(can_be_read_again, settings.inputs)),
         afresh=settings.overwrite,
     )
     try:

@@ -7,6 +7,8 @@ disagree that is said. Whether a plain text is lines of JSON or prose, only the 
 from __future__ import annotations
 
 import json
+import os
+import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -105,6 +107,15 @@ def open_input(path: str) -> IO[bytes]:
     if path == STANDARD_INPUT:
         return open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
     return open(path, "rb", buffering=0)
+
+
+def can_be_read_again(path: str) -> bool:
+    """Whether the input is a file on a disk, rather than standard input or a pipe.
+
+    Raises:
+        OSError: there is no such file.
+    """
+    return path != STANDARD_INPUT and stat.S_ISREG(os.stat(path).st_mode)
 
 
 def shown_name(path: str) -> str:

@@ -95,15 +95,19 @@ class TokenFileSet:
             with errors_name(data_file_path(file.prefix)):
                 file.builder.add_documents(packed.tokens, packed.lengths)
 
-    def append_file(self, prefix: str) -> None:
+    def append_file(self, prefix: str, *, widen: bool = False) -> None:
         """Append all documents of the token file ``prefix`` to each file of the set.
+
+        Args:
+            prefix: path without ``.bin``/``.idx``.
+            widen: also where its type is narrower.
 
         Raises:
             DataError: it cannot be read, its type differs, or the documents cannot be written.
         """
         for file in self._files:
             with errors_name(data_file_path(file.prefix)):
-                file.builder.merge_file_(prefix)
+                file.builder.merge_file_(prefix, widen=widen)
 
     def publish(self) -> None:
         """Flush everything to disk and give it its final names, in place of what had them before.

@@ -61,8 +61,8 @@ def parquet_rows(
             wanted = [column for column in columns if column in there]
             for batch in table.iter_batches(batch_size=_ROWS, columns=wanted, use_threads=False):
                 lines = [json.dumps(row, ensure_ascii=False) for row in _objects(batch, wanted)]
-                yield ("\n".join(lines) + "\n").encode("utf-8", errors="surrogatepass")
                 done += len(lines)
+                yield ("\n".join(lines) + "\n").encode()
         except (OSError, ValueError, TypeError) as error:
             raise DataError(
                 f"{name}: cannot be read as a Parquet file: {error}\n"

@@ -10,7 +10,6 @@ is read can be a part of a file (:class:`Span`), so that several machines can sh
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -23,6 +22,7 @@ from megatron.preprocessing.formats import (
     STANDARD_INPUT,
     Format,
     Source,
+    can_be_read_again,
     is_plain_lines,
     open_input,
     open_text,
@@ -126,13 +126,13 @@ def check_inputs(paths: Iterable[str]) -> int:
         if os.path.isdir(path):
             raise DataError(f"{path}: is a folder; name the files in it")
         try:
+            if not can_be_read_again(path):  # to open a pipe is to read it
+                continue
             with open_input(path) as file:
-                status = os.fstat(file.fileno())
-                # What is read of a pipe is gone.
-                head = Source(file).head if stat.S_ISREG(status.st_mode) else b""
+                total += os.fstat(file.fileno()).st_size
+                head = Source(file).head
         except OSError as error:
             raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-        total += status.st_size
         say_what_it_is(path, head)
         if is_parquet(head):
             load_pyarrow(path)
@@ -205,7 +205,11 @@ def _chunks_of_span(
         source = Source(file)
         if is_plain_lines(span.path, source.head):
             offset = _go_to(source, span.start, start.offset)
-            blocks, tell, unit = _lines_until(source, span.stop), source.tell, "line"
+            # A byte order mark belongs to the first line, also where a span ends within it.
+            stop = span.stop
+            if stop is not None and not span.start and not start.offset:
+                stop = max(stop, offset + 1)
+            blocks, tell, unit = _lines_until(source, stop), source.tell, "line"
         else:
             text = open_text(file, source, span.path, how)
             offset = start.offset

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from megatron.preprocessing.formats import STANDARD_INPUT
+from megatron.preprocessing.formats import STANDARD_INPUT, can_be_read_again
 
 LABEL_KEY = "label"
 """The name of the labels' files, where a key's name stands in the others'."""
@@ -107,8 +107,8 @@ class PreprocessSettings:
 
     def _problems_of_parts(self) -> list[str]:
         problems = []
-        if self.partitions > 1 and STANDARD_INPUT in self.inputs:
-            problems.append("--partitions: standard input cannot be cut into parts; name files")
+        if self.partitions > 1 and not all(map(_may_be_cut, self.inputs)):
+            problems.append("--partitions: a pipe cannot be cut into parts: name files")
         if self.partition is not None and not 0 <= self.partition < self.partitions:
             problems.append(
                 f"--partition is {self.partition}, expected 0 to {self.partitions - 1}, one less than "
@@ -143,6 +143,12 @@ class PreprocessSettings:
             "--mask-before-token": self.mask_before,
             "--txt-separator": self.txt_separator,
         }
+
+
+def _may_be_cut(path: str) -> bool:
+    if path == STANDARD_INPUT or not os.path.exists(path):  # who opens it says that it is missing
+        return path != STANDARD_INPUT
+    return can_be_read_again(path)
 
 
 def _identity(path: str) -> tuple[str, int, int]:

@@ -20,7 +20,9 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +42,9 @@ FAILED_PREFIX: Final = ".failed-"
 PROBE_PREFIX: Final = ".probe-"
 _HEARTBEAT: Final = "heartbeat"
 _FAILURE: Final = "failed.txt"
+
+_MANY: Final = 8  # things to build, from which on several are built at a time
+_BUILDERS: Final = 8
 
 # Seconds.
 _LISTING_PERIOD: Final = 0.5  # at most 2 listings a second, all processes of a node together
@@ -130,8 +135,8 @@ def build_or_wait(task: Task[T], world: World, *, use_shared_fs: bool, timeout_s
     return value
 
 
-def _build(task: Task[T], value: T, names: Iterable[str], private: PrivateFolder) -> None:
-    for name in names:
+def _build(task: Task[T], value: T, names: Sequence[str], private: PrivateFolder) -> None:
+    def build_one(name: str) -> None:
         folder = private.path / name
         try:
             folder.mkdir()
@@ -139,6 +144,14 @@ def _build(task: Task[T], value: T, names: Iterable[str], private: PrivateFolder
             private.publish(name, task.is_whole)
         except OSError as error:
             raise _with_advice(error, task) from error
+
+    if len(names) < _MANY:
+        for name in names:
+            build_one(name)
+        return
+    # Many are small: what takes long is the disk, which flushes several files at once as fast as one.
+    with ThreadPoolExecutor(_BUILDERS) as pool:
+        deque(pool.map(build_one, names), maxlen=0)  # raises the first error; the rest is not begun
 
 
 def _hear(world: World, use_shared_fs: bool, word: _Word[T] | None) -> _Word[T]:

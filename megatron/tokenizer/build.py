@@ -10,10 +10,9 @@ from megatron.errors import TokenizerError
 from megatron.tokenizer.abstract import Tokenizer
 from megatron.tokenizer.char_level import CharLevelTokenizer
 from megatron.tokenizer.hugging_face import gpt2_bpe_tokenizer, hf_gpt2_tokenizer, hf_tokenizer
+from megatron.tokenizer.sentence_piece import sentence_piece_tokenizer
+from megatron.tokenizer.tiktoken_encodings import tiktoken_tokenizer
 from megatron.tokenizer.vocab_files import required
-
-# GPT-NeoX's kinds that this project does not have (yet): refused by name.
-_MISSING = ("SPMTokenizer", "TiktokenTokenizer")
 
 
 def _hf(vocab_file: str | None, merge_file: str | None) -> Tokenizer:
@@ -37,11 +36,23 @@ def _char_level(vocab_file: str | None, merge_file: str | None) -> Tokenizer:
     return CharLevelTokenizer()
 
 
+def _spm(vocab_file: str | None, merge_file: str | None) -> Tokenizer:
+    what = "model, usually tokenizer.model"
+    return sentence_piece_tokenizer(required(vocab_file, "vocab_file", "SPMTokenizer", what))
+
+
+def _tiktoken(vocab_file: str | None, merge_file: str | None) -> Tokenizer:
+    what = "encoding, such as cl100k_base, or a .tiktoken file of that name"
+    return tiktoken_tokenizer(str(required(vocab_file, "vocab_file", "TiktokenTokenizer", what)))
+
+
 _BUILDERS: dict[str, Callable[[str | None, str | None], Tokenizer]] = {
     "GPT2BPETokenizer": _gpt2_bpe,
     "HFTokenizer": _hf,
     "HFGPT2Tokenizer": _hf_gpt2,
     "CharLevelTokenizer": _char_level,
+    "SPMTokenizer": _spm,
+    "TiktokenTokenizer": _tiktoken,
 }
 
 TOKENIZER_TYPES: tuple[str, ...] = tuple(_BUILDERS)
@@ -55,8 +66,9 @@ def build_tokenizer(
 
     Args:
         tokenizer_type: one of :data:`TOKENIZER_TYPES`; case does not matter, as in GPT-NeoX.
-        vocab_file: `tokenizer.json` (HFTokenizer), `vocab.json` (GPT-2's two kinds); a byte-level
-            tokenizer needs none and does not look at it.
+        vocab_file: `tokenizer.json` (HFTokenizer), `vocab.json` (GPT-2's two kinds), a SentencePiece
+            model (SPMTokenizer), an encoding's name or file (TiktokenTokenizer); CharLevelTokenizer
+            needs none and does not look at it.
         merge_file: `merges.txt` for GPT-2's two kinds.
 
     Raises:
@@ -67,8 +79,6 @@ def build_tokenizer(
     if name is not None:
         return _BUILDERS[name](vocab_file, merge_file)
     known = ", ".join(TOKENIZER_TYPES)
-    if tokenizer_type.lower() in (kind.lower() for kind in _MISSING):
-        raise TokenizerError(f"tokenizer_type: {tokenizer_type} is not available here; use {known}")
     close = difflib.get_close_matches(tokenizer_type.lower(), kinds, n=1)
     hint = f" (did you mean {kinds[close[0]]}?)" if close else ""
     raise TokenizerError(f"tokenizer_type: {tokenizer_type!r} is unknown{hint}; expected {known}")

@@ -18,6 +18,7 @@ white space before such a run then has to end where it begins. Other added token
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import unicodedata
@@ -27,7 +28,6 @@ from typing import Any
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
-from tiktoken._tiktoken import CoreBPE
 from tokenizers import pre_tokenizers
 
 from megatron.tokenizer.abstract import TokenBatch
@@ -137,7 +137,7 @@ class FastBytePairs:
             run = _RUN_OF_SPACES.format(longest=longest)
             pattern = f"{run}{_WORDS}|{_WHITE_SPACE_BETWEEN_RUNS}"
         self._ids = np.array(ids, dtype=np.int64)
-        self._core = CoreBPE(ranks, {_NEVER_ALLOWED: len(ids)}, pattern)
+        self._core = _core(ranks, {_NEVER_ALLOWED: len(ids)}, pattern)
 
     def _longest_first(self) -> list[str]:
         return sorted(self._specials, key=len, reverse=True)
@@ -171,6 +171,16 @@ class FastBytePairs:
             text = unicodedata.normalize("NFC", text)
         ranks = self._core.encode_to_tiktoken_buffer(text, _NO_SPECIAL_TOKENS)
         return self._ids[np.frombuffer(ranks, dtype=np.uint32)]
+
+
+def _core(ranks: dict[bytes, int], specials: dict[str, int], pattern: str) -> Any:
+    """tiktoken's engine. That part of the package is nobody's promise, and may change with its version."""
+    try:
+        core = importlib.import_module("tiktoken._tiktoken").CoreBPE(ranks, specials, pattern)
+        _ = core.encode_to_tiktoken_buffer
+    except (ImportError, AttributeError, TypeError) as error:
+        raise NotFast(f"tiktoken is missing or of another version: {error}") from error
+    return core
 
 
 def fast_engine(engine: tokenizers.Tokenizer) -> FastBytePairs:

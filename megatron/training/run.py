@@ -254,6 +254,7 @@ def _train_loader(run: _Run) -> StepLoader:
         eod_id=run.parts.tokenizer.eod if run.args.data.eod_mask_loss else None,
         boundaries=Boundaries.of(run.args.data),
         pin_memory=pins_memory(run.parts.device),
+        check_files=run.data.check_files,
     )
 
 
@@ -301,6 +302,8 @@ def _save(run: _Run, state: RunState) -> None:
         config_hash=args.hash(),
     )
     log.info("saved %s in %.1f s", folder, time.perf_counter() - started)
+    if run.parts.world.is_local_first:
+        run.data.check_files()
 
 
 def _layout(args: NeoXArgs, parts: Parts) -> dict[str, int | str]:

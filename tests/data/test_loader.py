@@ -14,7 +14,7 @@ import pytest
 import torch
 from token_files import data_args, letters, write_documents
 
-from megatron.data.datasets import SampleDataset, build_datasets
+from megatron.data.datasets import DataSplits, SampleDataset, build_datasets
 from megatron.data.loader import build_step_loader
 from megatron.data.splits import SampleCounts
 from megatron.errors import DataError
@@ -210,6 +210,24 @@ def test_a_worker_that_is_killed_is_said(train: SampleDataset) -> None:
     assert "lower num_workers" in str(caught.value)
 
 
+def read_with_a_fault(train: SampleDataset, workers: list[int]) -> None:
+    before, bad = set(workers_of(os.getpid())), SimpleNamespace(global_batch_size=2)
+    with build_step_loader(
+        train, first_sample=0, num_steps=30, batch=bad, data_rank=0, num_workers=1
+    ) as loader:
+        workers += set(workers_of(os.getpid())) - before
+        next(loader)
+
+
+def test_an_error_ends_the_workers_although_its_traceback_lives(train: SampleDataset) -> None:
+    workers: list[int] = []
+    with pytest.raises(AttributeError, match="micro_batch_size") as caught:
+        read_with_a_fault(train, workers)
+    assert workers != []
+    assert gone(workers)
+    assert caught.tb is not None  # until here
+
+
 PARENT = """
 import sys
 sys.path[:0] = [{tests!r}, {root!r}]
@@ -264,3 +282,43 @@ def test_workers_of_two_ranks_beside_collectives(train: SampleDataset) -> None:
         c = 4 * step
         assert first[step] == [[train[c].tokens.tolist(), train[c + 1].tokens.tolist()]]
         assert second[step] == [[train[c + 2].tokens.tolist(), train[c + 3].tokens.tolist()]]
+
+
+def read_and_cut(data: DataSplits, path: Path) -> None:
+    assert data.train is not None
+    with build_step_loader(
+        data.train,
+        first_sample=0,
+        num_steps=1000,
+        batch=batch(micro=2, accumulation=1),
+        data_rank=0,
+        num_workers=1,
+        check_files=data.check_files,
+    ) as loader:
+        next(loader)
+        os.truncate(path, 10)
+        list(loader)
+
+
+def test_a_worker_that_dies_of_a_cut_file_says_so(tmp_path: Path) -> None:
+    """Reading what was cut off is a SIGBUS; torch would speak of shared memory."""
+    prefix = write_documents(tmp_path / "d", letters(2000))
+    data = build_datasets(
+        data_args(prefix), seq_length=8, seed=1, wanted=SampleCounts(2000, 0, 0), world=World()
+    )
+    data.check_files()
+    with pytest.raises(DataError, match=r"d\.bin: has 10 bytes now, 44,000 when it was opened"):
+        read_and_cut(data, Path(f"{prefix}.bin"))
+
+
+def test_a_file_that_is_replaced_does_no_harm(tmp_path: Path) -> None:
+    prefix = write_documents(tmp_path / "d", letters(60))
+    data = build_datasets(
+        data_args(prefix), seq_length=8, seed=1, wanted=SampleCounts(6, 0, 0), world=World()
+    )
+    Path(f"{prefix}.bin").unlink()
+    data.check_files()
+    Path(f"{prefix}.bin").write_bytes(b"")
+    data.check_files()
+    assert data.train is not None
+    assert [len(data.train[number].tokens) for number in range(6)] == [9] * 6

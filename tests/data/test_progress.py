@@ -146,3 +146,20 @@ def test_train_epochs_reads_what_is_left(tmp_path: Path) -> None:
     assert data.facts.splits["train"].epochs == 1
     members = [sample[0] // 1000 for sample in read(data, 5, sum(whole))]
     assert np.bincount(members).tolist() == [whole[0] - 5, whole[1]]
+
+
+@pytest.mark.slow
+def test_1000_datasets_change_in_mid_run(tmp_path: Path) -> None:
+    paths = [write_member(tmp_path, number, 2 + number % 30) for number in range(1000)]
+    weights = np.random.default_rng(3).uniform(0.001, 0.999, 1000).round(3).tolist()
+    first = build(paths[:990], 3000, weights[:990])
+    after = build(paths, 5000, weights, saved(first, 2000))
+    assert isinstance(after.train, BlendedDataset)
+    counts = np.bincount(
+        [sample[0] // 1000 for sample in read(first, 0, 2000) + read(after, 2000, 5000)],
+        minlength=1000,
+    )
+    assert counts.tolist() == list(after.train.given_at(5000))
+    expected = np.array([*weights[:990], *[0.0] * 10]) / sum(weights[:990]) * 2000
+    expected += np.array(weights) / sum(weights) * 3000
+    assert (abs(counts - expected) < 2).all()

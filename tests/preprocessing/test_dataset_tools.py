@@ -9,7 +9,8 @@ import pytest
 
 from megatron.data.indexed_dataset import MMapIndexedDatasetBuilder, make_dataset
 from megatron.errors import DataError
-from megatron.preprocessing.dataset_tools import count_main, inspect_main, merge_main, prefixes_of
+from megatron.preprocessing.dataset_tools import count_main, merge_main, prefixes_of
+from megatron.preprocessing.inspection import inspect_main
 
 
 @pytest.fixture(autouse=True)
@@ -69,3 +70,37 @@ def test_documents_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
         inspect_main(["in/one", "--document", "2", "--ids"])
     with pytest.raises(DataError, match="--tokenizer-type is needed"):
         inspect_main(["in/one"])
+
+
+def test_different_types_are_widened_where_that_is_wanted() -> None:
+    merge_main(["--input", "in/one", "wide", "--output-prefix", "out/all", "--widen"])
+    merged = make_dataset("out/all")
+    assert merged.dtype == np.int32
+    assert [bytes(x.tolist()) for x in merged] == [b"ab", b"c", b"cc", b"e"]
+    assert merged.doc_idx.tolist() == [0, 1, 3, 4]
+
+
+def test_samples_and_masks_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    builder = MMapIndexedDatasetBuilder("label.bin", np.dtype("int32"))
+    for sequence in ([-100, 98], [-100], [99, -100]):
+        builder.add_item(sequence)
+        builder.end_document()
+    builder.finalize("label.idx")
+    words = ["--tokenizer-type", "CharLevelTokenizer", "--labels", "label"]
+    inspect_main(["in/one", "--count", "2", *words])
+    assert capsys.readouterr().out.splitlines()[2::2] == ["⟦a⟧b", "⟦c⟧c⟦c⟧"]
+    inspect_main(["in/one", "--sample", "0", "--seq-length", "2", "--count", "9", *words])
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "--- sample 0: tokens 0 to 2",
+        "⟦a⟧b‖⟦c⟧",
+        "--- sample 1: tokens 2 to 4",
+        "⟦c⟧c⟦c⟧",
+    ]
+    inspect_main(["in/one", "--sample", "0", "--seq-length", "4", "--ids"])
+    assert capsys.readouterr().out.splitlines()[2] == "[97, 98]‖[99, 99, 99]"
+    with pytest.raises(DataError, match=r"has 2 samples of 2 tokens in its order, .* no number 2"):
+        inspect_main(["in/one", "--sample", "2", "--seq-length", "2", "--ids"])
+    with pytest.raises(DataError, match="--sample needs --seq-length"):
+        inspect_main(["in/one", "--sample", "2", "--ids"])
+    with pytest.raises(DataError, match="not as long as those of in/two"):
+        inspect_main(["in/two", "--labels", "label", "--ids"])

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -97,6 +98,26 @@ def test_the_first_job_to_publish_wins(tmp_path: Path) -> None:
 
     assert have(World(), tmp_path, late) == ["theirs", "theirs"]
     assert published(tmp_path) == set(NAMES)
+
+
+def test_many_are_built_at_the_same_time_and_all_stop_at_the_first_failure(tmp_path: Path) -> None:
+    names = [str(number) for number in range(40)]
+    together, began = threading.Barrier(8), []
+
+    def build(value: list[str], name: str, folder: Path) -> None:
+        if int(name) < 8:
+            together.wait(timeout=30)  # the first eight are under way at once, or this raises
+        began.append(name)
+        if name == "9":
+            raise DataError("the builder's own words")
+        (folder / "content").write_text(name)
+        time.sleep(0.02)
+
+    task = task_at(tmp_path, build, lambda: names)
+    with pytest.raises(DataError, match="the builder's own words"):
+        build_or_wait(task, World(), use_shared_fs=True, timeout_s=60.0)
+    assert len(began) < 40
+    assert all(is_whole(tmp_path / name) for name in map(str, range(8)))
 
 
 def test_a_failure_leaves_its_words_and_nothing_half_built(tmp_path: Path) -> None:

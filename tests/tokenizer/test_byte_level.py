@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -142,3 +144,19 @@ def test_a_trusted_engine_is_the_proved_one() -> None:
     assert isinstance(trusting._fast, FastBytePairs)  # type: ignore[attr-defined]
     texts = ["  a   b", "naïve"]
     assert trusting.tokenize_packed(texts).tokens.tolist() == flat(trusting, texts)
+
+
+@pytest.mark.parametrize(
+    "engine", [None, types.SimpleNamespace(), types.SimpleNamespace(CoreBPE=str)]
+)
+def test_another_version_of_tiktoken_is_done_without(
+    monkeypatch: pytest.MonkeyPatch, engine: object
+) -> None:
+    monkeypatch.setitem(sys.modules, "tiktoken._tiktoken", engine)
+    built = build_tokenizer(*KINDS["quickstart"])
+    built.trust(None)
+    assert built.engine.startswith(
+        "the tokenizers library (tiktoken is missing or of another version"
+    )
+    assert not built.disproved
+    assert built.tokenize_packed(["a b"]).tokens.tolist() == built.tokenize("a b")

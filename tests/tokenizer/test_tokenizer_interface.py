@@ -73,15 +73,17 @@ def test_fingerprints_tell_kinds_and_files_apart(tmp_path: Path) -> None:
 
 def test_types() -> None:
     assert set(TOKENIZER_TYPES) == {
-        "GPT2BPETokenizer", "HFTokenizer", "HFGPT2Tokenizer", "CharLevelTokenizer"
+        "GPT2BPETokenizer", "HFTokenizer", "HFGPT2Tokenizer", "CharLevelTokenizer", "SPMTokenizer",
+        "TiktokenTokenizer",
     }  # fmt: skip
-    of_the_configuration = get_args(get_args(FIELDS["tokenizer_type"].annotation)[0])
+    of_the_configuration = get_args(FIELDS["tokenizer_type"].annotation)
     assert set(of_the_configuration) == set(TOKENIZER_TYPES)
     assert build_tokenizer("charleveltokenizer").name == "CharLevelTokenizer"
     with pytest.raises(TokenizerError, match=r"unknown \(did you mean GPT2BPETokenizer\?\)"):
         build_tokenizer("GPT2BPETokeniser")
-    with pytest.raises(TokenizerError, match="SPMTokenizer is not available here; use GPT2BPE"):
-        build_tokenizer("SPMTokenizer")
+    for kind in ("SPMTokenizer", "TiktokenTokenizer"):
+        with pytest.raises(TokenizerError, match=f"{kind} needs vocab_file, which is not set"):
+            build_tokenizer(kind)
 
 
 @pytest.mark.parametrize(

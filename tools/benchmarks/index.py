@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from megatron.data.splits import SampleCounts  # noqa: E402
 from megatron.neox_arguments.sections.data import DataArgs  # noqa: E402
 from megatron.runtime.world import World  # noqa: E402
 
+Packing = Literal["packed", "unpacked", "pack_until_overflow"]
 SEQ_LENGTH = 2048
 READ_BYTES = 1_800_000_000
 
@@ -43,15 +45,15 @@ def write_index(prefix: Path, sizes: np.ndarray) -> int:
     return int(ends[-1])
 
 
-def open_training_split(prefix: Path, samples: int) -> SampleDataset:
-    settings = DataArgs(data_path=str(prefix), split="1,0,0")
+def open_training_split(prefix: Path, samples: int, packing: Packing = "packed") -> SampleDataset:
+    settings = DataArgs(data_path=str(prefix), split="1,0,0", pack_impl=packing)
     wanted = SampleCounts(samples, 0, 0)
     data = build_datasets(settings, seq_length=SEQ_LENGTH, seed=1234, wanted=wanted, world=World())
     assert isinstance(data.train, SampleDataset)  # one file, no blend
     return data.train
 
 
-def build(prefix: Path, documents: int, tokens: int) -> str:
+def build(prefix: Path, documents: int, tokens: int, packing: Packing) -> str:
     sizes = np.random.default_rng(0).integers(1, 2 * tokens, documents)
     size = write_index(prefix, sizes)
     del sizes
@@ -61,15 +63,15 @@ def build(prefix: Path, documents: int, tokens: int) -> str:
     before = resident()
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     start = time.perf_counter()
-    dataset = open_training_split(prefix, samples)
+    dataset = open_training_split(prefix, samples, packing)
     seconds, growth = time.perf_counter() - start, peak() - before
     written = sum(path.stat().st_size for path in dataset.maps.folder.glob("*.npy"))
     del dataset
     start = time.perf_counter()
-    open_training_split(prefix, samples)
+    open_training_split(prefix, samples, packing)
     warm = time.perf_counter() - start
     return (
-        f"build: {documents:,} documents, 3 epochs, {samples:,} samples: {seconds:.2f} s, peak memory "
+        f"build ({packing}): {documents:,} documents, {samples:,} samples: {seconds:.2f} s, peak memory "
         f"+{growth / 1e6:,.0f} MB for {written / 1e6:,.0f} MB of output ({growth / written:.2f} x); warm "
         f"start {warm:.3f} s"
     )
@@ -113,13 +115,16 @@ def main() -> None:
     parser.add_argument("what", choices=["build", "read"])
     parser.add_argument("--documents", type=int, default=10_000_000)
     parser.add_argument("--tokens", type=int, help="of a document: 700 (build), 5000 (read)")
+    parser.add_argument(
+        "--packing", choices=["packed", "unpacked", "pack_until_overflow"], default="packed"
+    )
     parser.add_argument("--reads", type=int, default=50_000)
     parser.add_argument("--folder", default=tempfile.gettempdir())
     parsed = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=parsed.folder) as folder:
         prefix = Path(folder) / "data"
         if parsed.what == "build":
-            text = build(prefix, parsed.documents, parsed.tokens or 700)
+            text = build(prefix, parsed.documents, parsed.tokens or 700, parsed.packing)
         else:
             text = read(prefix, parsed.tokens or 5_000, parsed.reads)
     print(text)

@@ -5,21 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from megatron.neox_arguments.typed import NonNegativeInt, NotYet, PositiveFloat, Range
+from megatron.neox_arguments.typed import NonNegativeInt, PositiveFloat, Range
 
 
 @dataclass(frozen=True)
 class TokenizerArgs:
     """Which tokenizer, and its files."""
 
-    tokenizer_type: Annotated[
-        Literal["GPT2BPETokenizer", "HFTokenizer", "HFGPT2Tokenizer", "CharLevelTokenizer"],
-        NotYet(("SPMTokenizer", "TiktokenTokenizer")),
+    tokenizer_type: Literal[
+        "GPT2BPETokenizer",
+        "HFTokenizer",
+        "HFGPT2Tokenizer",
+        "CharLevelTokenizer",
+        "SPMTokenizer",
+        "TiktokenTokenizer",
     ] = "GPT2BPETokenizer"
-    """The tokenizer that made the token files."""
+    """The tokenizer that made the token files. SPMTokenizer needs the package sentencepiece."""
 
     vocab_file: str | None = None
-    """The tokenizer's vocabulary: `vocab.json` of GPT-2, or a `tokenizer.json`."""
+    """The tokenizer's vocabulary: `vocab.json` of GPT-2, a `tokenizer.json`, a SentencePiece model, or for
+    TiktokenTokenizer the name of an encoding (`cl100k_base`) that is in tiktoken's cache, or a local file
+    of that name (`cl100k_base.tiktoken`). Nothing is downloaded."""
 
     merge_file: str | None = None
     """`merges.txt` of GPT-2."""
@@ -74,7 +80,8 @@ class DataArgs:
 
     data_impl: Literal["infer", "mmap", "cached"] = "infer"
     """How token files are opened. `mmap` maps them; `infer` looks at the file and maps it; `cached` holds
-    the tokens in memory, one copy per node shared by its ranks and workers, whatever the file's form."""
+    the tokens in memory, one copy per node shared by its ranks and workers, whatever the file's form
+    (`eval.py` reads each token once and maps the file)."""
 
     pack_impl: Literal["packed", "pack_until_overflow", "unpacked"] = "packed"
     """How documents become samples. `packed` cuts the stream of all documents into equal pieces.
