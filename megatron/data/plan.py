@@ -28,7 +28,7 @@ from megatron.data.sources import (
     paths_of,
     weights_of,
 )
-from megatron.data.splits import SPLIT_NAMES, SampleCounts
+from megatron.data.splits import SPLIT_NAMES, SampleCounts, is_left_out
 from megatron.data.vocabulary import check_token_ids
 from megatron.errors import DataError
 
@@ -260,6 +260,8 @@ def plan_indexes(
             continue
         if not paths_of(settings, name):
             warnings.append(f"{name}_data_paths is not set: there is no {name} split")
+            continue
+        if settings.data_path and is_left_out(settings.split, name):
             continue
         parts = _parts_of(settings, store, name, files, labels, seq_length, seed)
         warning, usable = _judge(

@@ -60,6 +60,19 @@ def split_boundaries(split: str, num_documents: int) -> list[int]:
     return [0, *(max(0, boundary - excess) for boundary in boundaries[1:])]
 
 
+def is_left_out(split: str, name: str) -> bool:
+    """Whether ``name``, one of the two held-out splits, has the share 0 where the other has not.
+
+    Then it is not missed: ``90,10,0`` asks for no test split. With ``1,0,0`` nothing would be evaluated
+    at all, which deserves a word.
+    """
+    if name not in SPLIT_NAMES[1:]:
+        return False
+    own, other = SPLIT_NAMES.index(name), 3 - SPLIT_NAMES.index(name)
+    shares = _shares(split)
+    return shares[own] == 0 and shares[other] > 0
+
+
 def _shares(split: str) -> list[float]:
     try:
         # GPT-NeoX also takes slashes between the shares.

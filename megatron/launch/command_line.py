@@ -37,6 +37,8 @@ LAUNCHER_OPTIONS = {
     "master_addr": "address at which the ranks meet",
     "launcher": "what starts processes on other hosts",
 }
+# Options that check, for which no script has to be named.
+_CHECKS = ("check", "deepspeed_json")
 # Options that name configuration files.
 _FILE_OPTIONS = frozenset(
     {"-d", "--conf_dir", "--config-file", "--config_file", "--conf_file", "--deepspeed_config"}
@@ -152,11 +154,17 @@ def _launcher_parser() -> argparse.ArgumentParser:
 
 
 def _before_script(argv: Sequence[str]) -> list[str]:
-    """The launcher's own arguments: options with their values, up to the first word that is neither."""
-    index = 0
+    """The launcher's own arguments: options with their values, up to the first word that is neither.
+
+    Where an option has said to check, the configuration's options need no script before them."""
+    index, checks = 0, False
     while index < len(argv) and argv[index].startswith("-"):
-        takes_value = argv[index].lstrip("-").replace("-", "_") in LAUNCHER_OPTIONS
-        index += 2 if takes_value else 1
+        name = argv[index].lstrip("-").replace("-", "_")
+        is_launchers = name.partition("=")[0] in (*LAUNCHER_OPTIONS, *_CHECKS)
+        if checks and not is_launchers:
+            break  # no script is named, and the configuration's own options have begun
+        checks = checks or name in _CHECKS
+        index += 2 if name in LAUNCHER_OPTIONS else 1
     return list(argv[:index])
 
 

@@ -37,7 +37,7 @@ def read_hostfile(path: str) -> list[Host]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise LaunchError(
-            f"hostfile: {path}: cannot be read: {reason}\n"
+            f"hostfile: {Path(path).absolute()}: cannot be read: {reason}\n"
             "  to do: mend the path, or take hostfile out of the configuration to run on this host"
         ) from None
     hosts: dict[str, tuple[int, Host]] = {}

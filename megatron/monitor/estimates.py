@@ -126,10 +126,11 @@ def _buffers(
     data_parallel_size: int,
     bucket_size: int,
 ) -> int:
-    """Bytes of copies of gradients: the bucket that is filled, its like in the collective's library,
-    the averaged share of the optimizer (ZeRO), and one temporary of it in the step."""
+    """Bytes of copies of gradients: the bucket that is filled (ZeRO), the flat copy that travels and its
+    like in the collective's library, the averaged share of the optimizer (ZeRO), and one temporary of
+    that share in the step."""
     bucket = min(parameters, bucket_size) * size
-    under_way = bucket * (2 if data_parallel_size > 1 else int(zero_stage >= 1))
+    under_way = bucket * (int(zero_stage >= 1) + (2 if data_parallel_size > 1 else 0))
     averaged = parameters * _FP32_BYTES // share if zero_stage >= 1 else 0
     return under_way + averaged + parameters * _FP32_BYTES // share
 

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron.data.splits import SampleCounts, samples_wanted, split_boundaries
+from megatron.data.splits import (
+    SPLIT_NAMES,
+    SampleCounts,
+    is_left_out,
+    samples_wanted,
+    split_boundaries,
+)
 from megatron.errors import DataError
 
 
@@ -52,3 +58,18 @@ def test_samples_wanted() -> None:
     assert samples_wanted(100, 40, 3, 8) == SampleCounts(train=800, valid=72, test=24)
     assert samples_wanted(3, 1000, 0, 2) == SampleCounts(train=6, valid=0, test=0)
     assert list(samples_wanted(80, 40, 1, 1)) == [80, 3, 1]
+
+
+@pytest.mark.parametrize(
+    ("split", "left_out"),
+    [
+        ("90,10,0", ["test"]),
+        ("90,0,10", ["valid"]),
+        ("90,10", ["test"]),
+        ("1,0,0", []),
+        ("1", []),
+        ("8,1,1", []),
+    ],
+)
+def test_a_held_out_split_that_nobody_asks_for(split: str, left_out: list[str]) -> None:
+    assert [name for name in SPLIT_NAMES if is_left_out(split, name)] == left_out

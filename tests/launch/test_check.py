@@ -17,6 +17,7 @@ from megatron.launch.vocabulary import count_vocabulary
 from megatron.neox_arguments.sections import TokenizerArgs
 from megatron.tokenizer import build_tokenizer
 from tests.data.token_files import letters, write_documents
+from tests.neox_arguments.test_shipped_configs import NAMES, NOT_YET
 from tests.support.doors import environment
 from tests.support.small_config import small
 
@@ -161,6 +162,17 @@ def test_an_unreadable_vocabulary_is_unknown(tmp_path: Path) -> None:
     for text in ("", "[1]", '{"model": {}}', '{"model": {"vocab": {"a": "x"}}}'):
         (tmp_path / "v.json").write_text(text)
         assert count_vocabulary(TokenizerArgs("HFTokenizer", str(tmp_path / "v.json"))) is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_shipped_file_passes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--check", "-d", str(ROOT / "configs"), name]
+    if name in NOT_YET:
+        with pytest.raises(ConfigError, match="not supported yet"):
+            main(argv)
+        argv += ["--set", "model_parallel_size=1", "--set", "pipe_parallel_size=0"]
+    assert main(argv) == 0
+    assert capsys.readouterr().out.startswith("configuration ")
 
 
 def test_it_takes_no_torch_and_less_than_a_second() -> None:

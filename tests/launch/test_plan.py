@@ -64,6 +64,9 @@ def test_a_check_needs_no_script() -> None:
     command = parse_command(["--check", "a.yml", "b", "--set", "x=1"])
     assert (command.script, command.configs) == ("train.py", ("a.yml", "b"))
     assert (command.check_only, command.names_script) == (True, False)
+    command = parse_command(["--check", "--num_gpus", "2", "-d", "configs", "125M"])
+    assert (command.conf_dir, command.configs) == ("configs", ("125M",))
+    assert command.overrides == ("num_gpus=2",)
     assert parse_command(["--check", "eval.py", "a.yml"]).names_script
     assert parse_command(["--deepspeed-json", "a.yml"]).check_only
 
@@ -170,7 +173,7 @@ def test_how_many_ranks(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hostfile": "none"}, "hostfile: none: cannot be read: No such file"),
+        ({"hostfile": "none"}, r"hostfile: /.*/none: cannot be read: No such file"),
         ({"hostfile": "two"}, "hostfile: two names 2 hosts, which deepy.py cannot do yet"),
         ({"hostfile": "far"}, "hostfile: far names far-away, another host"),
         ({"include": "node1"}, "include is for starts on several hosts"),

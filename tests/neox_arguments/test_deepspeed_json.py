@@ -76,6 +76,22 @@ def test_a_written_key_arrives_unchanged(key: str, value: Any) -> None:
     assert deepspeed(**{key: value})[key] == value
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("zero_stage", 1),
+        ("zero_reduce_scatter", True),
+        ("zero_reduce_scatter", False),
+        ("zero_contiguous_gradients", True),
+        ("zero_reduce_bucket_size", 500000000),
+        ("zero_allgather_bucket_size", 500000000),
+    ],
+)
+def test_a_short_name_arrives_under_its_long_one(key: str, value: Any) -> None:
+    group = deepspeed(zero_optimization=..., **{key: value})["zero_optimization"]
+    assert group[key.removeprefix("zero_")] == value
+
+
 def test_every_key_of_the_deepspeed_section_is_tested_above() -> None:
     from megatron.neox_arguments.registry import FIELDS
 
