@@ -183,7 +183,7 @@ def gathered_weights(model: Any, groups: ParallelGroups) -> Weights:
         shards = _of_all_ranks(mine, groups)
         _require_equal_copies(model, shards, groups)
         for name, tensor in layout.join_layer(model.model_args, shards).items():
-            whole[f"{number}.{name}"] = tensor.numpy().copy()
+            whole[f"{number}.{name}"] = tensor.float().numpy().copy()
     return whole
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pytest
 
+from megatron.runtime.world import World
 from tests.parallel.layouts import (
     CLIPPING,
     LAYOUTS,
@@ -16,9 +17,11 @@ from tests.parallel.layouts import (
     VARIANTS,
     Deviation,
     Layout,
+    Trained,
     Variant,
     deviations,
     in_one_world,
+    train,
 )
 from tests.support.ranks import run_ranks
 
@@ -91,3 +94,18 @@ def test_every_layout_and_variant_agrees_with_one_process(
     with capsys.disabled():
         print(f"\n{table(found)}")
     require_agreement(found)
+
+
+def in_half_precision(world: World, place: Layout) -> Trained:
+    return train(world, place, Variant(1), "Adam", precision="bfloat16")
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_half_precision_agrees_to_its_own_rounding_and_keeps_copies_equal() -> None:
+    alone, *_ = run_ranks(1, in_half_precision, Layout(zero=1))
+    for sequence in (False, True):
+        place = Layout(model=2, sequence=sequence, zero=1)
+        for rank in run_ranks(2, in_half_precision, place):
+            assert rank.losses == pytest.approx(alone.losses, rel=2e-3), place
+            assert rank.norms == pytest.approx(alone.norms, rel=1e-2), place
