@@ -17,7 +17,7 @@ from tests.support.ranks import run_ranks
 
 TOKENS = torch.randint(0, 64, (2, 17), generator=torch.Generator().manual_seed(1))
 DROPOUT = {"hidden_dropout": 0.2, "attention_dropout": 0.2, "init_method": "small_init"}
-SEEDS = 30
+SEEDS = 16
 
 
 def draws(groups: ParallelGroups) -> dict[str, list[float]]:

@@ -388,3 +388,10 @@ def test_attention_kinds() -> None:
 )
 def test_save_steps(args: dict[str, Any], steps: set[int]) -> None:
     assert CheckpointingArgs(**args).save_steps(10) == steps
+
+
+def test_sequence_parallelism_of_one_rank_is_said_to_be_ignored() -> None:
+    note = "ignored: sequence_parallel (there is one tensor-parallel rank)"
+    assert note in NeoXArgs.from_dict(small(sequence_parallel=True)).notes
+    shared = small(sequence_parallel=True, model_parallel_size=4)
+    assert note not in NeoXArgs.from_dict(shared, world_size=4).notes

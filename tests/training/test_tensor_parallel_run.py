@@ -57,10 +57,10 @@ def train_all(world: World, configs: list[dict[str, Any]]) -> list[int]:
 
 
 def resume_and_use(
-    world: World, configs: list[dict[str, Any]], other: dict[str, Any]
+    world: World, configs: list[dict[str, Any]], tuned: dict[str, Any], other: dict[str, Any]
 ) -> tuple[list[Any], str]:
-    """Finish the runs; texts from each, with a cache and without; what is said to another layout."""
-    train_all(world, configs)
+    """Finish the runs, tune; texts from each, with a cache and without; what another layout is told."""
+    train_all(world, [*configs, tuned])
     texts = []
     for config in configs:
         args = NeoXArgs.from_dict(config, world_size=world.size)
@@ -111,12 +111,19 @@ def test_a_stopped_run_goes_on_exactly_and_its_weights_are_found(folder: Path) -
         "sequence_parallel": False,
         "train_micro_batch_size_per_gpu": 2,
     }
-    found = run_ranks(4, resume_and_use, halves, other)
+    still = {"finetune": True, "train_iters": 1, "min_lr": 0.0, "save": str(folder / "tuned")}
+    still |= {"optimizer": {"type": "SGD", "params": {"lr": 0.0}}}
+    tuned = config_of(folder, "one kv head", "halves") | still
+    found = run_ranks(4, resume_and_use, halves, tuned, other)
     for variant in VARIANTS:
         for name in EXACT:
             expected = series(folder / "whole" / variant, name)
             assert len(expected) == (2 if name.startswith("validation") else 6)
             assert series(folder / "halves" / variant, name) == expected, (variant, name)
+    # A step of length 0 from the weights alone.
+    trained = series(folder / "halves" / "one kv head", "test/lm_loss")
+    assert series(folder / "tuned", "test/lm_loss") == trained
+    assert len(trained) == 1
     texts, said = found[0]
     assert all(rank == (texts, said) for rank in found)
     for variant, (cached, recomputed) in zip(VARIANTS, texts, strict=True):
