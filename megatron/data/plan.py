@@ -344,6 +344,23 @@ def _parts_of(
     return tuple(parts)
 
 
+def _check_members_differ(sources: Sequence[Source]) -> None:
+    """Refuse copies in a blend that may change: their positions could not be told apart.
+
+    Raises:
+        DataError: two members hold the same.
+    """
+    if sources[0].recipe.order != "epochs":
+        return
+    first_with: dict[str, str] = {}
+    for source in sources:
+        other = first_with.setdefault(source.key, source.path)
+        if other != source.path:
+            raise DataError(
+                f"{source.path}: holds the same as {other}: name one of them, with the weight of both"
+            )
+
+
 @dataclass(frozen=True)
 class _Draft:
     """What the recipes of ``samples`` samples of one split follow from."""
@@ -364,6 +381,7 @@ class _Draft:
         """
         parts, samples = self.parts, max(0, self.samples - leg.start)
         sources = [self._source(part, leg) for part in parts]
+        _check_members_differ(sources)
         blend, shares = None, [samples]
         if len(parts) > 1:
             units = units_of(self._weights([source.before for source in sources]))

@@ -53,8 +53,10 @@ def data_page(args: NeoXArgs, batch: BatchSizes | None) -> DataPage:
             if found[2] == 0 and meant:
                 lines.append(f"the {name} split has {found[1]:,} tokens: not one whole sample")
     if steps is None and args.training.train_epochs is not None and batch and "train" in sizes:
-        samples = samples_of_epochs(
-            sizes["train"][1], args.model.seq_length, args.training.train_epochs, data.data_order
+        epochs, length = args.training.train_epochs, args.model.seq_length
+        samples = sum(  # each file by itself, as the run counts
+            samples_of_epochs(tokens, length, epochs, data.data_order)
+            for _, tokens in _files_of(data, "train")
         )
         steps = samples // batch.global_batch_size
     return DataPage(_facts(args, batch, sizes, steps), steps, tuple(dict.fromkeys(lines)))
@@ -66,7 +68,19 @@ def _size_of(data: DataArgs, split: str, seq_length: int) -> tuple[int, int, int
     Raises:
         DataError: a file is missing or damaged.
     """
-    documents = tokens = samples = 0
+    files = _files_of(data, split)
+    documents, tokens = sum(d for d, _ in files), sum(t for _, t in files)
+    samples = sum(samples_in(t, seq_length, 1) for _, t in files)
+    return (documents, tokens, samples) if files else None
+
+
+def _files_of(data: DataArgs, split: str) -> list[tuple[int, int]]:
+    """Documents and tokens that one split has of each of its files.
+
+    Raises:
+        DataError: a file is missing or damaged.
+    """
+    found = []
     paths = (data.data_path,) if data.data_path else getattr(data, f"{split}_data_paths") or ()
     for path in paths:
         file = MMapIndexedDataset(path)
@@ -74,10 +88,8 @@ def _size_of(data: DataArgs, split: str, seq_length: int) -> tuple[int, int, int
         if data.data_path:
             number = SPLIT_NAMES.index(split)
             first, stop = split_boundaries(data.split, len(file))[number : number + 2]
-        inside = file.tokens_between(first, stop)
-        documents, tokens = documents + stop - first, tokens + inside
-        samples += samples_in(inside, seq_length, 1)
-    return (documents, tokens, samples) if paths else None
+        found.append((stop - first, file.tokens_between(first, stop)))
+    return found
 
 
 def _facts(

@@ -178,6 +178,8 @@ def _how_to_set(override: str) -> str:
 def _override_value(key: str, text: str) -> tuple[Any, dict[KeyPath, str], str]:
     """The value of one override, how its plain scalars were written, and why it cannot be read."""
     wants_text = key in FIELDS and takes_text(FIELDS[key].annotation)
+    if not text.strip() and not wants_text:
+        return None, {}, "the value is empty: write it, or null for none"
     if wants_text and text not in NULLS and text[:1] not in ("'", '"'):
         return text, {}, ""
     problems = Problems()

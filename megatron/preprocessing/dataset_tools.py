@@ -63,6 +63,12 @@ def merge_datasets(names: Sequence[str], output_prefix: str, *, widen: bool = Fa
             raise DataError(
                 f"{output_prefix}: is an input as well; give --output-prefix another name"
             )
+        are_numbers = {dataset.dtype.kind, datasets[0].dtype.kind} <= {"i", "u"}
+        if dataset.dtype != datasets[0].dtype and widen and not are_numbers:
+            raise DataError(
+                f"{prefix}: holds {dataset.dtype}, {prefixes[0]} holds {datasets[0].dtype}: only whole "
+                "numbers can be widened"
+            )
         if dataset.dtype != datasets[0].dtype and not widen:
             raise DataError(
                 f"{prefix}: holds {dataset.dtype}, {prefixes[0]} holds {datasets[0].dtype}: token "

@@ -90,7 +90,8 @@ def _text_of(row: dict[str, Any], key: str) -> str:
         found = ", ".join(map(repr, list(row)[:8])) or "none"
         raise MissingKeyError(
             f"no key {key!r}\n  found: {found}{' …' if len(row) > 8 else ''}\n"
-            "  expected: every object to have it; --jsonl-keys names the keys that hold text"
+            "  expected: every object to have it; --jsonl-keys names the keys that hold text, and "
+            "--on-missing-key skip leaves such lines out"
         ) from None
     if not isinstance(text, str):
         excerpt = json.dumps(text)[:_EXCERPT_BYTES]

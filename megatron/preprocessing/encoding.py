@@ -48,6 +48,8 @@ class EncodedChunk:
         repaired: texts in which lone surrogates were replaced.
         bad_lines, missing_keys: lines that were left out because of them.
         end: where the next chunk begins.
+        masked_documents, masked_tokens: of the labels, if there are any: documents that had the ids to
+            mask up to, and their tokens that are left out of the loss.
     """
 
     keys: tuple[PackedDocuments, ...]
@@ -57,6 +59,8 @@ class EncodedChunk:
     bad_lines: int = 0
     missing_keys: int = 0
     end: Position = BEGINNING
+    masked_documents: int = 0
+    masked_tokens: int = 0
 
 
 class ChunkEncoder(Protocol):
@@ -130,8 +134,10 @@ class JsonTextEncoder:
         packed = tuple(
             pack_documents(self._tokenizer, of_key, self._eod, self._dtype) for of_key in texts
         )
+        masked = 0, 0
         if recipe.mask_before is not None:
             packed = (*packed, masked_labels(packed[0], recipe.mask_before))
+            masked = _count_masked(packed[-1])
         return EncodedChunk(
             packed,
             len(chunk.text),
@@ -140,6 +146,7 @@ class JsonTextEncoder:
             tolerance.bad_lines,
             tolerance.missing_keys,
             chunk.end,
+            *masked,
         )
 
 
@@ -201,3 +208,10 @@ def masked_labels(documents: PackedDocuments, before: Sequence[int]) -> PackedDo
     for start, stop in zip(starts, stops, strict=True):
         tokens[start:stop] = IGNORED_LABEL
     return PackedDocuments(tokens, documents.lengths, documents.empty)
+
+
+def _count_masked(labels: PackedDocuments) -> tuple[int, int]:
+    """Documents and tokens that are masked; masking begins at a document's first token."""
+    is_masked = labels.tokens == IGNORED_LABEL
+    firsts = np.cumsum(labels.lengths, dtype=np.int64) - labels.lengths
+    return int(is_masked[firsts].sum()), int(is_masked.sum())

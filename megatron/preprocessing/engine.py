@@ -132,6 +132,7 @@ def _run(
                     progress.resume(part.tally)
                     if not part.finished:
                         _encode(pool, spans, settings, part, progress)
+                    work.put_down(part)
             tally = work.tally()
             if alone:
                 _check_filled(work, settings.inputs, files, tally)
@@ -141,11 +142,14 @@ def _run(
         progress.close(finished=finished)
     if not alone:
         log.info(
-            "part %d of %d is done; when all are, the same command without --partition joins them",
+            "part %d (of 0 to %d) is done; when all are, the same command without --partition joins them",
             settings.partition,
-            settings.partitions,
+            settings.partitions - 1,
         )
-    return _report(files, tally, progress.seconds(), resumed)
+    report = _report(files, tally, progress.seconds(), resumed)
+    if settings.mask_before is None:
+        return report
+    return replace(report, masked=(tally.masked_documents, tally.masked_tokens))
 
 
 def _encode(

@@ -106,6 +106,7 @@ class Part:
             raise
         self.tally, self.end, self.finished = last.tally, last.end, last.finished
         self._committed_at = time.monotonic()
+        self._is_torn = False
 
     def _still_good(self, made_from: dict[str, Any], paths: Sequence[Path]) -> list[Commit]:
         """The commits of an earlier run that this one can go on from; says why where it cannot."""
@@ -152,20 +153,24 @@ class Part:
         Raises:
             OSError: they cannot be written.
         """
+        self._is_torn = True  # a signal may end this between any two lines
         for i, packed in enumerate(chunk.keys):
             self._files[2 * i].write(packed.tokens)
             self._files[2 * i + 1].write(packed.lengths.astype("<i4", copy=False))
         self.tally += Tally.of(chunk)
         self.end = chunk.end
+        self._is_torn = False
         if time.monotonic() - self._committed_at >= COMMIT_SECONDS:
             self.commit()
 
     def commit(self, *, finished: bool = False) -> None:
-        """Let count what was added.
+        """Let count what was added; nothing where only a part of a chunk was.
 
         Raises:
             OSError: it cannot be written.
         """
+        if self._is_torn:
+            return
         written = tuple(file.flush() for file in self._files)
         self.finished = finished
         self._commits.append(Commit(self.end, self.tally, written, finished))

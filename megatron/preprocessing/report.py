@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from megatron.logging import get_logger
@@ -38,6 +39,7 @@ class Report:
         resumed: bytes of the input that an earlier, interrupted run had done.
         repaired: texts in which lone surrogates were replaced by U+FFFD.
         bad_lines, missing_keys: lines that were left out because of them.
+        masked: documents and tokens of the label file that are masked; None where there is none.
     """
 
     files: tuple[TokenFileReport, ...]
@@ -47,6 +49,7 @@ class Report:
     bad_lines: int = 0
     missing_keys: int = 0
     resumed: int = 0
+    masked: tuple[int, int] | None = None
 
 
 def log_report(report: Report) -> None:
@@ -60,6 +63,15 @@ def log_report(report: Report) -> None:
             f"{file.tokens:,}",
             file.dtype,
             skipped,
+        )
+    if report.masked is not None:
+        documents, tokens = report.masked
+        log.log(
+            logging.INFO if documents else logging.WARNING,
+            "labels: %s documents hold the ids of --mask-before-token, and %s tokens are left out of the "
+            "loss; all other documents are learnt whole",
+            f"{documents:,}",
+            f"{tokens:,}",
         )
     if report.repaired:
         log.warning("%d texts held lone surrogates, replaced by U+FFFD", report.repaired)

@@ -107,7 +107,8 @@ class PreprocessSettings:
 
     def _problems_of_parts(self) -> list[str]:
         problems = []
-        if self.partitions > 1 and not all(map(_may_be_cut, self.inputs)):
+        in_parts = self.partitions > 1 or self.partition is not None
+        if in_parts and not all(map(_may_be_cut, self.inputs)):
             problems.append("--partitions: a pipe cannot be cut into parts: name files")
         if self.partition is not None and not 0 <= self.partition < self.partitions:
             problems.append(

@@ -16,6 +16,7 @@ class Tally:
         documents, tokens, empty: of each token file: written, written, left out.
         repaired: texts in which lone surrogates were replaced by U+FFFD.
         bad_lines, missing_keys: lines that were left out because of them.
+        masked_documents, masked_tokens: of the label file, see :class:`EncodedChunk`.
         text_bytes: uncompressed bytes of the input.
         stored_bytes: bytes of the input files on disk.
     """
@@ -26,6 +27,8 @@ class Tally:
     repaired: int = 0
     bad_lines: int = 0
     missing_keys: int = 0
+    masked_documents: int = 0
+    masked_tokens: int = 0
     text_bytes: int = 0
     stored_bytes: int = 0
 
@@ -44,6 +47,8 @@ class Tally:
             chunk.repaired,
             chunk.bad_lines,
             chunk.missing_keys,
+            chunk.masked_documents,
+            chunk.masked_tokens,
             chunk.text_bytes,
             chunk.stored_bytes,
         )

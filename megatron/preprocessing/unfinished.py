@@ -121,6 +121,11 @@ class Unfinished:
             )
         if self._alone and (self._afresh or not self._resumable):
             self._remove_files()
+        elif self._afresh:  # this run's parts go when they are opened
+            for match in found:
+                if int(match[2]) != self._count:
+                    for path in self._folder.glob(f"part-{match[1]}-of-{match[2]}.*"):
+                        path.unlink(missing_ok=True)
 
     def open_part(self, number: int, made_from: dict[str, Any]) -> Part:
         """Part ``number``, from 0, as far as it is.
@@ -136,6 +141,11 @@ class Unfinished:
             part = Part(self._folder, name, [file.key for file in self._files], made_from)
         self._parts.append(part)
         return part
+
+    def put_down(self, part: Part) -> None:
+        """Close a finished part's files: there may be more parts than files may be open."""
+        if part is not self._parts[0]:  # the others are appended to the first
+            part.close()
 
     def tally(self) -> Tally:
         """What all parts count together."""
@@ -188,6 +198,9 @@ class Unfinished:
         self._close()
 
     def _leave(self, part: Part, failed: bool) -> None:
+        if self._plan.exists():  # all is whole: whoever comes finishes the renames
+            part.close()
+            return
         if failed and part.is_kept and not part.finished:
             with contextlib.suppress(OSError):  # a full disk: what counts is written already
                 part.commit()

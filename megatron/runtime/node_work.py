@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from typing import Final, NamedTuple, NoReturn, TypeVar
 
 from tqdm import tqdm
@@ -26,6 +26,7 @@ STALL_S: Final = 1800.0  # without a byte, then the work has failed
 # Seconds.
 _FIRST_PAUSE: Final = 0.01
 _LONGEST_PAUSE: Final = 2.0
+_PATIENCE: Final = 5.0  # for work to clean up that is not wanted any more
 _LINE_PERIOD: Final = 30.0  # between two lines of a log, where no terminal shows a bar
 
 
@@ -106,14 +107,23 @@ def work_on_nodes(
     if not world.is_local_first:
         _meet(world, progress, None, what, stall_s)
         return None
-    with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(work, progress)
-        try:
-            _meet(world, progress, future, what, stall_s)
-        except BaseException:
-            progress.stop()
-            raise
-        return future.result()
+    future: Future[T] = Future()
+    # A daemon, and not waited for without end: work that hangs must not keep its process from ending.
+    threading.Thread(target=_fill, args=(future, work, progress), name=what, daemon=True).start()
+    try:
+        _meet(world, progress, future, what, stall_s)
+    except BaseException:
+        progress.stop()
+        wait([future], timeout=_PATIENCE)
+        raise
+    return future.result()
+
+
+def _fill(future: Future[T], work: Callable[[Progress], T], progress: Progress) -> None:
+    try:
+        future.set_result(work(progress))
+    except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
+        future.set_exception(error)
 
 
 def _meet(

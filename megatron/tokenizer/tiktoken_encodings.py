@@ -20,6 +20,7 @@ from types import FunctionType
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from megatron.errors import TokenizerError
 from megatron.tokenizer.abstract import TokenBatch, Tokenizer
@@ -54,12 +55,22 @@ class TiktokenTokenizer(Tokenizer):
 
     def tokenize_packed(self, texts: Sequence[str]) -> TokenBatch:
         self.check_characters(texts)
-        parts = [
-            self._encoding.encode_to_numpy(text, disallowed_special=()).astype(np.int64)
-            for text in texts
-        ]
+        parts = list(map(self._encode_one, texts))
         lengths = np.array([part.size for part in parts], np.int64)
         return TokenBatch(np.concatenate(parts) if parts else np.empty(0, np.int64), lengths)
+
+    def _encode_one(self, text: str) -> NDArray[np.int64]:
+        try:
+            found = self._encoding.encode_to_numpy(text, disallowed_special=())
+        except (
+            ValueError
+        ) as error:  # its search of words has a limit, which a run of one kind meets
+            raise TokenizerError(
+                f"{self.name}: a text of {len(text):,} characters that begins {text[:40]!r} holds a run "
+                f"too long for tiktoken ({error}): cut it, or leave it out"
+            ) from error
+        ids: NDArray[np.int64] = found.astype(np.int64)
+        return ids
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         return [self._encoding.encode_ordinary(text) for text in texts]

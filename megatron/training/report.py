@@ -72,14 +72,14 @@ class Reporter:
     def close(self) -> None:
         self._monitor.close()
 
-    def was_evaluated(self, step: int) -> bool:
-        """Whether ``metrics.jsonl`` has an evaluation at ``step``; the same on all ranks."""
+    def was_evaluated(self, split: str, step: int) -> bool:
+        """Whether ``metrics.jsonl`` has one of ``split`` at ``step``; the same on all ranks."""
         logging, save = self._args.logging, self._args.checkpointing.save
         folder = logging.log_dir or save
         found = False
         if self._parts.world.is_first and folder is not None:
             rows = (Path(folder) / METRICS_FILE).read_text(encoding="utf-8").splitlines()
-            evaluations = (row for row in map(json.loads, rows) if "train/lm_loss" not in row)
+            evaluations = (row for row in map(json.loads, rows) if f"{split}/lm_loss" in row)
             found = any(row["iteration"] == step for row in evaluations)
         return self._parts.world.broadcast(found)
 

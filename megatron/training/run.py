@@ -200,7 +200,9 @@ def _train(run: _Run) -> bool:
     if state.step >= total:
         log.info("the run is done: step %s of %s (train_iters)", f"{state.step:,}", f"{total:,}")
         # The last save comes before the last evaluation: a kill in between has left it undone.
-        return state.step == total and not run.reporter.was_evaluated(state.step)
+        # Of the two evaluations there, the test is the last.
+        last = "test" if _evaluation(run).tests else "validation"
+        return state.step == total and not run.reporter.was_evaluated(last, state.step)
     settings = args.checkpointing
     if settings.save is not None:
         check_save_folder(

@@ -14,6 +14,7 @@ from megatron.data.blended_dataset import BlendedDataset
 from megatron.data.datasets import DataSplits, build_datasets
 from megatron.data.progress import Progress
 from megatron.data.splits import SampleCounts
+from megatron.errors import DataError
 from megatron.runtime.world import World
 
 SEQ = 8
@@ -116,6 +117,14 @@ def test_a_file_of_equal_size_is_another_dataset(tmp_path: Path) -> None:
     assert first.index_keys != swapped.index_keys
     moved = build([write_member(tmp_path / "other", number, 6) for number in range(2)], 10, [1, 1])
     assert moved.index_keys == first.index_keys
+
+
+def test_copies_are_not_two_members(tmp_path: Path) -> None:
+    a = write_member(tmp_path, 0, 6)
+    copy = write_member(tmp_path / "copy", 0, 6)
+    with pytest.raises(DataError, match=f"{copy}: holds the same as {a}: name one of them"):
+        build([a, copy], 10, [1, 1])
+    assert build([a, copy], 10, [1, 1], data_order="neox").train is not None
 
 
 def test_the_order_of_gpt_neox_has_no_positions(tmp_path: Path) -> None:

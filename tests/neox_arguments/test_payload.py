@@ -26,6 +26,16 @@ def test_the_same_configuration_passes(tmp_path: Path, monkeypatch: pytest.Monke
     check_payload(args, {})
 
 
+def test_a_thousand_datasets_fit_a_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    paths = [f"/data/corpora/{'long-name-' * 10}{i:04}_text_document" for i in range(1_000)]
+    args = read(data_path=None, train_data_paths=paths, train_label_data_paths=paths)
+    assert len(payload_of(args)) < 128 * 1024
+    check_payload(args, {VARIABLE: payload_of(args)})
+
+
 def test_another_one_under_the_same_name_stops_the_rank_and_names_its_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

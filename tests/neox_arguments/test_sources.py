@@ -204,6 +204,7 @@ def test_a_short_name_overrides_the_nested_key(base: Path) -> None:
             "and without a space",
         ),
         ("=3", "command line: --set =3: expected --set key=value"),
+        ("seed=", "command line: seed: the value is empty: write it, or null for none"),
         (
             "seed=010",
             "command line: seed: 010 is ambiguous (eight-based in YAML 1.1): write it without the 0 in front",

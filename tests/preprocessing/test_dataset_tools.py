@@ -80,6 +80,12 @@ def test_different_types_are_widened_where_that_is_wanted() -> None:
     assert merged.doc_idx.tolist() == [0, 1, 3, 4]
 
 
+def test_floats_are_not_widened(tmp_path: Path) -> None:
+    MMapIndexedDatasetBuilder("rewards.bin", np.dtype("float32")).finalize("rewards.idx")
+    with pytest.raises(DataError, match="only whole numbers can be widened"):
+        merge_main(["--input", "in/one", "rewards", "--output-prefix", "out/all", "--widen"])
+
+
 def test_samples_and_masks_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     builder = MMapIndexedDatasetBuilder("label.bin", np.dtype("int32"))
     for sequence in ([-100, 98], [-100], [99, -100]):

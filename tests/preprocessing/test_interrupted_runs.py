@@ -174,6 +174,28 @@ def test_what_is_torn_is_seen(
     assert ("torn or damaged" in caplog.text) is (what != "journal" and how != "tail")
 
 
+@pytest.mark.parametrize("ending", [".bin", ".sizes"])
+def test_a_stop_within_a_chunk_lets_nothing_of_it_count(
+    monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    preprocess(settings("whole"))
+    real, written = part._GrowingFile.write, 0
+
+    def write(this: part._GrowingFile, values: np.ndarray) -> None:
+        nonlocal written
+        written += this.path.suffix == ending
+        if written == 9:
+            raise KeyboardInterrupt
+        real(this, values)
+
+    monkeypatch.setattr(part._GrowingFile, "write", write)
+    with pytest.raises(KeyboardInterrupt):
+        preprocess(settings("a"))
+    monkeypatch.setattr(part._GrowingFile, "write", real)
+    preprocess(settings("a"))
+    assert content("a") == content("whole")
+
+
 @pytest.mark.parametrize(
     ("more", "flag"),
     [
@@ -292,6 +314,37 @@ def test_publishing_is_finished_by_the_next_run(
     assert "x.partial" not in outputs()
 
 
+@pytest.mark.parametrize("stop_at", range(2))
+def test_publishing_what_came_through_a_pipe_is_finished_too(
+    monkeypatch: pytest.MonkeyPatch, stop_at: int
+) -> None:
+    preprocess(settings("whole", inputs=("a.jsonl",)))
+    real, done = os.replace, []
+
+    def replace(source: str, target: str) -> None:
+        if "publish" not in str(target):
+            if len(done) == stop_at:
+                raise KeyboardInterrupt
+            done.append(target)
+        real(source, target)
+
+    monkeypatch.setattr(unfinished.os, "replace", replace)
+    with open("a.jsonl") as pipe, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdin", pipe)
+        with pytest.raises(KeyboardInterrupt):
+            preprocess(settings("x", inputs=("-",)))
+    monkeypatch.setattr(unfinished.os, "replace", real)
+    files = [unfinished.OutputFile("text", "out/x_text_document", np.dtype("<u2"))]
+    with unfinished.Unfinished("out/x", files, "mmap", 1):
+        assert content("x") == content("whole")
+
+
+def test_a_pipe_has_no_parts() -> None:
+    for partitions, number in ((1, 0), (2, None)):
+        with pytest.raises(DataError, match="a pipe cannot be cut into parts"):
+            preprocess(settings("a", inputs=("-",), partitions=partitions, partition=number))
+
+
 # The tool, with every chunk kept at once.
 TOOL = f"""
 import sys
@@ -354,3 +407,19 @@ def test_a_full_disk_loses_nothing(big: tuple[bytes, bytes]) -> None:
     done = subprocess.run(command(1), capture_output=True, text=True, check=True, timeout=60)
     assert "of the input were done by an earlier run" in done.stdout
     assert content("a") == big
+
+
+@pytest.mark.ranks
+def test_more_parts_than_files_may_be_open(big: tuple[bytes, bytes]) -> None:
+    few = ["bash", "-c", 'ulimit -n 40; exec "$@"', "-", *command(1), "--partitions", "60"]
+    subprocess.run(few, check=True, timeout=60, stdout=subprocess.DEVNULL)
+    assert content("a") == big
+
+
+def test_afresh_with_another_number_of_parts(interrupts: Interrupts) -> None:
+    preprocess(settings("whole"))
+    preprocess(settings("a", partitions=2, partition=1))
+    for number in range(3):
+        preprocess(settings("a", partitions=3, partition=number, overwrite=True))
+    assert interrupts.rest(settings("a", partitions=3)) == 0
+    assert content("a") == content("whole")

@@ -39,7 +39,9 @@ def test_labels_are_those_of_the_slow_way(documents: list[list[int]], before: li
 
 
 @pytest.mark.ranks
-def test_the_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     texts = ["Q: a\nA: b", "no delimiter", "", "A: A: c"]
     Path("a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -53,6 +55,10 @@ def test_the_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert label[0].tolist() == [-100] * 8 + [*b"b\0"]
     assert label[1].tolist() == text[1].tolist()
     assert label[2].tolist() == [-100] * 3 + [*b"A: c\0"]
+    said = capsys.readouterr().out
+    assert "2 documents hold the ids of --mask-before-token, and 11 tokens are left out" in said
+    mask_main([*options, "--output-prefix", "none/a", "--mask-before-token", "1"])
+    assert "labels: 0 documents hold" in capsys.readouterr().out
     # Without the flag it is the other tool.
     mask_main([*options, "--output-prefix", "plain/a"])
     assert sorted(p.name for p in Path("plain").iterdir()) == [

@@ -61,6 +61,16 @@ def test_work_that_gets_no_byte_is_given_up_and_stopped() -> None:
     assert ends == ["stopped"]
 
 
+def test_work_that_hangs_does_not_keep_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_work, "_PATIENCE", 0.1)
+    answers = threading.Event()  # as a file system that does not
+    started = time.monotonic()
+    with pytest.raises(BarrierError, match="not a byte more"):
+        work_on_nodes(World(), lambda _: answers.wait(20), what="the work", stall_s=0.1)
+    answers.set()
+    assert time.monotonic() - started < 10
+
+
 def test_a_log_gets_lines_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
 

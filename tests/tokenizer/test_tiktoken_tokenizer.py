@@ -63,6 +63,14 @@ def test_a_local_file_gives_the_ids_of_the_same_vocabulary(tmp_path: Path) -> No
     assert tokenizer.tokenize_packed([]).tokens.size == 0
 
 
+def test_a_run_too_long_is_an_error_with_its_text(tmp_path: Path) -> None:
+    path = tmp_path / "r50k_base.tiktoken"
+    path.write_bytes(lines(gpt2_pieces()))
+    tokenizer = build_tokenizer("TiktokenTokenizer", str(path))
+    with pytest.raises(TokenizerError, match="a text of 3,000,001 characters that begins"):
+        tokenizer.tokenize_packed([" " * 3_000_000 + "x"])
+
+
 def test_ids_between_pieces_and_special_tokens(tmp_path: Path) -> None:
     path = tmp_path / "cl100k_base.tiktoken"
     path.write_bytes(lines([*BYTES, b"ab"]))

@@ -21,7 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from megatron.errors import CheckpointError, run_door
+from megatron.errors import CheckpointError, NeoXError, run_door
 from megatron.neox_arguments import NeoXArgs
 from megatron.neox_arguments.differences import differences
 
@@ -37,7 +37,12 @@ def flat_values(side: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
     """
     if Path(side).is_dir():
         return values_of_checkpoint(Path(side))
-    return NeoXArgs.from_ymls(side.split(","), overrides, may_be_a_part=True).flat()
+    try:
+        return NeoXArgs.from_ymls(side.split(","), overrides, may_be_a_part=True).flat()
+    except NeoXError as error:
+        if "," in side or Path(side).suffix:
+            raise
+        raise NeoXError(f"{error}\n  nor is there a folder of checkpoints of this name") from None
 
 
 def values_of_checkpoint(folder: Path) -> dict[str, Any]:
