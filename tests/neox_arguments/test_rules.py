@@ -201,6 +201,11 @@ def test_rule(changes: dict[str, Any], text: str) -> None:
     assert refusal(**changes).startswith(text)
 
 
+def test_zero_2_is_refused_with_a_pipeline() -> None:
+    said = refusal(zero_optimization={"stage": 2}, pipe_parallel_size=2)
+    assert "zero_optimization.stage: stage 2 cannot run in DeepSpeed's pipeline engine" in said
+
+
 def test_missing_keys_come_in_one_line() -> None:
     assert refusal(num_layers=..., seq_length=..., attention_config=...) == (
         "num_layers, seq_length: missing: every configuration needs them"

@@ -92,7 +92,7 @@ class Deviation:
 
 LAYOUTS = [
     Layout(model, sequence, data, zero)
-    for model, sequence, data, zero in product((1, 2, 4), (False, True), (1, 2), (0, 1))
+    for model, sequence, data, zero in product((1, 2, 4), (False, True), (1, 2), (0, 1, 2))
     if model > 1 or not sequence
 ]
 VARIANTS = [

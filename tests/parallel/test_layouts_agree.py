@@ -48,7 +48,7 @@ CASES = list(
 SAMPLE = [
     (Layout(2, sequence=False, zero=1), Variant(4, untied=False, parallel=True, layers=1)),
     (Layout(2, sequence=True, zero=0), Variant(2, untied=True, layers=1)),
-    (Layout(2, sequence=True, data=2, zero=1), Variant(1, untied=True, layers=1)),
+    (Layout(2, sequence=True, data=2, zero=2), Variant(1, untied=True, layers=1)),
     (Layout(4, sequence=False, zero=0), Variant(2, untied=True, layers=1)),
 ]
 

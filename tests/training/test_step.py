@@ -69,7 +69,7 @@ def sgd_config(folder: Path, stage: int, clipping: float = 0.0) -> dict[str, Any
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("stage", [0, 1, 2])
 @pytest.mark.parametrize("clipping", [0.0, 0.1, 2.0], ids="clipping {}".format)
 def test_the_gradient_is_that_of_the_mean_over_all_valid_tokens(
     tmp_path: Path, stage: int, clipping: float
@@ -181,7 +181,7 @@ def broken_steps(world: World, config: dict[str, Any]) -> list[tuple[str, bool]]
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("stage", [0, 1, 2])
 def test_what_is_no_number_stops_all_ranks_before_the_update(tmp_path: Path, stage: int) -> None:
     for rank in run_ranks(2, broken_steps, sgd_config(tmp_path, stage)):
         (loss, same_loss), (gradient, same_gradient) = rank
@@ -196,11 +196,11 @@ def finetune(world: World, config: dict[str, Any]) -> int:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("precision", ["fp32", "bfloat16"])
-def test_finetune_keeps_the_loaded_weights(tmp_path: Path, precision: str) -> None:
+@pytest.mark.parametrize(("precision", "stage"), [("fp32", 1), ("bfloat16", 2)])
+def test_finetune_keeps_the_loaded_weights(tmp_path: Path, precision: str, stage: int) -> None:
     """Three steps at a learning rate of 0: the loss is that of the loaded weights, step after step."""
     write_tokens(tmp_path / "data" / "tiny")
-    base = tiny_config(tmp_path, precision=precision)
+    base = tiny_config(tmp_path, precision=precision, zero_optimization={"stage": stage})
     assert run_ranks(2, finetune, base) == [20, 20]
     (trained,) = series(tmp_path / "checkpoints", "test/lm_loss")
     tuned = tmp_path / "tuned"

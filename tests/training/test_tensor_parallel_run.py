@@ -27,7 +27,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "precision": "bfloat16",
         "no_weight_tying": False,
         "checkpoint_activations": True,
-        "zero_optimization": {"stage": 1},
+        "zero_optimization": {"stage": 2},
     },
     "one kv head": {"num_kv_heads": 1, "zero_optimization": {"stage": 0}},
 }

@@ -45,8 +45,9 @@ class OptimArgs:
     Always written out for DeepSpeed, whose own default is 0. Also known as `clip_grad`."""
 
     zero_optimization: dict[str, Any] | None = None
-    """DeepSpeed's ZeRO, handed on as written. Stages 0 and 1 for now; half precision runs stage 0 as
-    stage 1, whose numbers are right where DeepSpeed's stage 0 is not."""
+    """DeepSpeed's ZeRO, handed on as written. Stages 0, 1 (each rank keeps a share of the
+    optimizer's state) and 2 (of the gradients too; not with a pipeline); 3 not yet. Half precision runs
+    stage 0 as stage 1, whose numbers are right where DeepSpeed's stage 0 is not."""
 
     zero_stage: NonNegativeInt = 0
     """Short for `zero_optimization.stage`. In the checked configuration: the stage that runs."""
