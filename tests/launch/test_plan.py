@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +124,7 @@ def test_the_ranks_command_and_environment(folder: Path) -> None:
 
 def test_the_checked_values_travel_in_the_environment_not_in_the_arguments(folder: Path) -> None:
     found = plan("train.py", "run", "--set", "seed=77")
-    sent = json.loads(found.env["MEGATRON_CONFIGURATION"])
+    sent = json.loads(zlib.decompress(base64.b64decode(found.env["MEGATRON_CONFIGURATION"])))
     args = check_configuration(parse_command(["train.py", "run", "--set", "seed=77"]))
     assert sent["hash"] == args.hash()
     assert sent["values"]["seed"] == 77
