@@ -18,7 +18,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -278,16 +278,12 @@ class IndexStore:
         Raises:
             DataError: the file makes no sense.
         """
-        path = os.path.abspath(index_file_path(data.prefix))
-        status = os.stat(path)
-        facts = {"path": path, "bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
-        remembered = self.recall("fingerprints", facts, name=path)
-        if remembered is not None:
-            return str(remembered)
-        data.verify()
-        sha256 = _content_hash(map_file(path))
-        self.remember("fingerprints", facts, sha256, name=path)
-        return sha256
+
+        def find(path: str) -> str:
+            data.verify()
+            return _content_hash(map_file(path))
+
+        return self._once_per_file("fingerprints", index_file_path(data.prefix), find)
 
     def content(self, data: MMapIndexedDataset) -> str:
         """A hash of pieces of the ``.bin`` file of ``data``, spread over all of it.
@@ -295,17 +291,26 @@ class IndexStore:
         It tells files apart whose index is the same; reading all would take too long. Remembered like
         :meth:`fingerprint`.
         """
-        path = os.path.abspath(data_file_path(data.prefix))
+
+        def find(path: str) -> str:
+            raw, digest = data.tokens.view(np.uint8), hashlib.sha256()
+            for start in np.linspace(0, max(0, raw.size - _LOOK_BYTES), _LOOKS).astype(np.int64):
+                digest.update(raw[start : start + _LOOK_BYTES].tobytes())
+            return digest.hexdigest()[:32]
+
+        return self._once_per_file("contents", data_file_path(data.prefix), find)
+
+    def _once_per_file(self, kind: str, path: str, find: Callable[[str], str]) -> str:
+        """What ``find`` says of a file, remembered under its path, size and time of change."""
+        path = os.path.abspath(path)
         status = os.stat(path)
         facts = {"path": path, "bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
-        remembered = self.recall("contents", facts, name=path)
+        remembered = self.recall(kind, facts, name=path)
         if remembered is not None:
             return str(remembered)
-        raw, digest = data.tokens.view(np.uint8), hashlib.sha256()
-        for start in np.linspace(0, max(0, raw.size - _LOOK_BYTES), _LOOKS).astype(np.int64):
-            digest.update(raw[start : start + _LOOK_BYTES].tobytes())
-        self.remember("contents", facts, digest.hexdigest()[:32], name=path)
-        return digest.hexdigest()[:32]
+        found = find(path)
+        self.remember(kind, facts, found, name=path)
+        return found
 
     def recall(self, kind: str, facts: Mapping[str, Any], *, name: str | None = None) -> Any:
         """What :meth:`remember` was given for the same ``facts``; None where there is nothing."""

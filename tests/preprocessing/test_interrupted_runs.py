@@ -11,7 +11,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -285,14 +285,8 @@ def test_two_runs_do_not_mix(monkeypatch: pytest.MonkeyPatch) -> None:
     assert outputs() == []
 
 
-@pytest.mark.parametrize("stop_at", range(4))
-def test_publishing_is_finished_by_the_next_run(
-    monkeypatch: pytest.MonkeyPatch, stop_at: int
-) -> None:
-    Path("two.jsonl").write_text('{"a": "one", "b": "two"}\n' * 9)
-    both = {"inputs": ("two.jsonl",), "jsonl_keys": ("a", "b")}
-    preprocess(settings("whole", **both))
-    preprocess(settings("x", **both, dtype="int32"))
+def stop_at_rename(monkeypatch: pytest.MonkeyPatch, stop_at: int) -> Callable[[str, str], None]:
+    """Stops a run, as Ctrl-C does, before the rename ``stop_at`` of its files; the real function."""
     real, done = os.replace, []
 
     def replace(source: str, target: str) -> None:
@@ -303,6 +297,18 @@ def test_publishing_is_finished_by_the_next_run(
         real(source, target)
 
     monkeypatch.setattr(unfinished.os, "replace", replace)
+    return real
+
+
+@pytest.mark.parametrize("stop_at", range(4))
+def test_publishing_is_finished_by_the_next_run(
+    monkeypatch: pytest.MonkeyPatch, stop_at: int
+) -> None:
+    Path("two.jsonl").write_text('{"a": "one", "b": "two"}\n' * 9)
+    both = {"inputs": ("two.jsonl",), "jsonl_keys": ("a", "b")}
+    preprocess(settings("whole", **both))
+    preprocess(settings("x", **both, dtype="int32"))
+    real = stop_at_rename(monkeypatch, stop_at)
     with pytest.raises(KeyboardInterrupt):
         preprocess(settings("x", **both))
     monkeypatch.setattr(unfinished.os, "replace", real)
@@ -319,16 +325,7 @@ def test_publishing_what_came_through_a_pipe_is_finished_too(
     monkeypatch: pytest.MonkeyPatch, stop_at: int
 ) -> None:
     preprocess(settings("whole", inputs=("a.jsonl",)))
-    real, done = os.replace, []
-
-    def replace(source: str, target: str) -> None:
-        if "publish" not in str(target):
-            if len(done) == stop_at:
-                raise KeyboardInterrupt
-            done.append(target)
-        real(source, target)
-
-    monkeypatch.setattr(unfinished.os, "replace", replace)
+    real = stop_at_rename(monkeypatch, stop_at)
     with open("a.jsonl") as pipe, monkeypatch.context() as patch:
         patch.setattr(sys, "stdin", pipe)
         with pytest.raises(KeyboardInterrupt):
