@@ -29,8 +29,10 @@ $(VENV)/.installed-tests: $(VENV)/.installed tests/requirements.txt
 quickstart: $(VENV)/.installed
 	@$(BIN)/python tools/quickstart/quickstart.py
 
+# The property tests try the same inputs every time here, and new ones in test-all: whether a change
+# may land must not depend on luck, and looking for new failures must not stop.
 test: lint
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow" --hypothesis-profile=ci
 
 test-all: lint
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile

@@ -143,8 +143,8 @@ def _rotary_is_even(args: NeoXArgs) -> Iterator[Finding]:
     if model.rotary_dim < 2 or model.rotary_dim % 2:
         yield (
             "rotary_pct",
-            f"{model.rotary_pct:g} of {model.head_dim} dimensions per head is {model.rotary_dim}; "
-            "rotations need an even number from 2 on",
+            f"{model.rotary_pct:g} of the {model.head_dim} dimensions per head (hidden_size / "
+            f"num_attention_heads) is {model.rotary_dim}; rotations need an even number from 2 on",
         )
 
 

@@ -93,7 +93,7 @@ def answer(text: str, world_size: int) -> str | None:
     return None
 
 
-@settings(max_examples=80, deadline=10_000)
+@settings(max_examples=80, deadline=60_000)
 @given(st.sampled_from(sorted(FIELDS)), VALUES, st.integers(1, 4))
 def test_a_wrong_value_is_about_its_key(key: str, value: Any, world_size: int) -> None:
     said = answer(yaml.safe_dump(small() | {key: value}), world_size)
@@ -103,7 +103,7 @@ def test_a_wrong_value_is_about_its_key(key: str, value: Any, world_size: int) -
         assert len(said.splitlines()) <= 10
 
 
-@settings(max_examples=80, deadline=10_000)
+@settings(max_examples=80, deadline=60_000)
 @given(st.sampled_from(sorted(small())), st.integers(0, 40), st.sampled_from("xq_"), st.booleans())
 def test_a_misspelt_key_is_named(key: str, at: int, letter: str, drops: bool) -> None:
     at %= len(key)
@@ -115,7 +115,7 @@ def test_a_misspelt_key_is_named(key: str, at: int, letter: str, drops: bool) ->
     assert f"{wrong}: unknown key" in said
 
 
-@settings(max_examples=80, deadline=10_000)
+@settings(max_examples=80, deadline=60_000)
 @given(
     st.dictionaries(st.sampled_from(SHAPE_KEYS), SIZES, min_size=1, max_size=5), st.integers(1, 9)
 )
@@ -125,7 +125,7 @@ def test_contradicting_sizes_are_accepted_or_named(sizes: dict[str, int], world_
         assert any(key in said for key in (*sizes, *small())), said
 
 
-@settings(max_examples=80, deadline=10_000)
+@settings(max_examples=80, deadline=60_000)
 @given(
     st.integers(0, 10**4),
     st.integers(0, 5),

@@ -68,9 +68,12 @@ def refusal(**changes: Any) -> str:
         ({"seq_length": 9}, "max_position_embeddings: 8 is less than seq_length 9"),
         (
             {"rotary_pct": 0.4},
-            "rotary_pct: 0.4 of 8 dimensions per head is 3; rotations need an even",
+            "rotary_pct: 0.4 of the 8 dimensions per head (hidden_size / num_attention_heads) is 3; rotations need an even",
         ),
-        ({"rotary_pct": 0.0}, "rotary_pct: 0 of 8 dimensions per head is 0"),
+        (
+            {"rotary_pct": 0.0},
+            "rotary_pct: 0 of the 8 dimensions per head (hidden_size / num_attention_heads) is 0",
+        ),
         (
             {"intermediate_size": 100, "expansion_factor": 4},
             "intermediate_size: 100 is not expansion_factor 4 x hidden_size 32",
