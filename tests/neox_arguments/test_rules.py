@@ -68,7 +68,7 @@ def refusal(**changes: Any) -> str:
         ({"seq_length": 9}, "max_position_embeddings: 8 is less than seq_length 9"),
         (
             {"rotary_pct": 0.4},
-            "rotary_pct: 0.4 of the 8 dimensions per head (hidden_size / num_attention_heads) is 3; rotations need an even",
+            "rotary_pct: 0.4 of the 8 dimensions per head (hidden_size / num_attention_heads) is 3",
         ),
         (
             {"rotary_pct": 0.0},
