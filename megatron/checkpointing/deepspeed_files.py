@@ -135,7 +135,7 @@ def write_shards(
         engine.save_checkpoint(
             str(folder.parent), tag=folder.name, client_state=client_state, save_latest=False
         )
-        if holds_parts(engine.module):
+        if holds_parts(engine):
             write_layers(engine, writer.save)
     if writer.error is not None:
         raise writer.error

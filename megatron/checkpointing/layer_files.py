@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
 
-from megatron.runtime.partitioned import gathered, is_first_holder, is_partitioned
+from megatron.runtime.partitioned import gathered, is_first_holder
 from megatron.runtime.stock_deepspeed import Engine
 
 
@@ -23,9 +23,9 @@ def layers_of(module: nn.Module) -> dict[str, dict[str, Tensor]]:
     return layers
 
 
-def holds_parts(module: nn.Module) -> bool:
-    """Whether a rank holds only a part of the parameters of ``module``."""
-    return any(is_partitioned(parameter) for parameter in module.parameters())
+def holds_parts(engine: Engine) -> bool:
+    """Whether a rank of ``engine`` holds only a part of its model's parameters."""
+    return int(engine.zero_optimization_stage()) == 3
 
 
 def write_layers(engine: Engine, save: Callable[[Mapping[str, Tensor], str], None]) -> None:

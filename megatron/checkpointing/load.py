@@ -55,7 +55,7 @@ def load_checkpoint(
     misfit = _misfit(manifest.engine, now, load_optim, manifest.has_optimizer)
     if misfit:
         raise CheckpointError(f"{info.path} does not fit this run\n{misfit}", everywhere=True)
-    if not holds_parts(engine.module):
+    if not holds_parts(engine):
         together(world, lambda: _load(engine, info, load_optim))
     elif load_optim:
         # DeepSpeed would compare nothing: in its files of weights there are only places for parts.
