@@ -22,6 +22,7 @@ from megatron.data.loader import StepBatch
 from megatron.model import layout
 from megatron.mpu import ParallelGroups
 from megatron.neox_arguments import NeoXArgs
+from megatron.runtime.partitioned import gathered
 from megatron.runtime.world import World
 from megatron.training.setup import Parts, build_engine, build_model, build_parts
 from megatron.training.step import StepSettings, train_step
@@ -92,7 +93,7 @@ class Deviation:
 
 LAYOUTS = [
     Layout(model, sequence, data, zero)
-    for model, sequence, data, zero in product((1, 2, 4), (False, True), (1, 2), (0, 1, 2))
+    for model, sequence, data, zero in product((1, 2, 4), (False, True), (1, 2), (0, 1, 2, 3))
     if model > 1 or not sequence
 ]
 VARIANTS = [
@@ -105,7 +106,7 @@ def train(world: World, place: Layout, variant: Variant, optimizer: str, **chang
     """Train :data:`STEPS` steps on random tokens that depend on nothing but the step."""
     args = NeoXArgs.from_dict(_config(place, variant, optimizer) | changes, world_size=world.size)
     parts = build_parts(args, world)
-    engine = build_engine(args, parts, build_model(args, parts))
+    engine = build_engine(args, parts, build_model(args, parts, partitioned=True))
     engine.train()
     settings = StepSettings(
         parts.device,
@@ -146,12 +147,24 @@ def _config(place: Layout, variant: Variant, optimizer: str) -> dict[str, Any]:
             # Two accumulated micro-batches on each rank, whatever their number.
             train_micro_batch_size_per_gpu=BATCH // 2 // place.data,
             optimizer={"type": optimizer, "params": params[optimizer]},
-            zero_optimization={"stage": place.zero},
+            zero_optimization=_zero(place.zero),
             gradient_clipping=CLIPPING,
             init_method="small_init",
             min_lr=0.0,
         ).items()
         if key not in ("save", "load")
+    }
+
+
+def _zero(stage: int) -> dict[str, Any]:
+    if stage < 3:
+        return {"stage": stage}
+    # By default stage 3 partitions nothing as small as these models, and frees nothing between uses.
+    return {
+        "stage": 3,
+        "stage3_param_persistence_threshold": 0,
+        "stage3_max_live_parameters": 0,
+        "stage3_max_reuse_distance": 0,
     }
 
 
@@ -179,7 +192,8 @@ def gathered_weights(model: Any, groups: ParallelGroups) -> Weights:
     """
     whole: Weights = {}
     for number, layer in enumerate(model.sequential):
-        mine = {name: p.detach() for name, p in layer.named_parameters()}
+        with gathered(layer.parameters()):
+            mine = {name: p.detach().clone() for name, p in layer.named_parameters()}
         shards = _of_all_ranks(mine, groups)
         _require_equal_copies(model, shards, groups)
         for name, tensor in layout.join_layer(model.model_args, shards).items():
