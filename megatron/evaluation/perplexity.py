@@ -10,9 +10,9 @@ import math
 from dataclasses import asdict, dataclass
 
 import torch
-from torch import nn
 
 from megatron.evaluation.windows import Windows
+from megatron.model import GPT2Model
 from megatron.mpu import ParallelGroups
 from megatron.tokenizer import Tokenizer
 from megatron.training.evaluate import total_loss
@@ -50,7 +50,7 @@ class Score:
 
 
 def score_documents(
-    model: nn.Module,
+    model: GPT2Model,
     windows: Windows,
     *,
     tokenizer: Tokenizer,

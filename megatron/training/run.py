@@ -45,6 +45,7 @@ from megatron.training.setup import (
     build_model,
     build_parts,
     build_schedule,
+    model_of,
     padding_id,
     total_steps,
     with_train_iters,
@@ -166,7 +167,7 @@ def _load(
     note_other_tokenizer(found, parts)
     if args.checkpointing.finetune:
         load_weights(
-            engine.module,
+            model_of(engine),
             found,
             model_rank=parts.groups.get_model_parallel_rank(),
             model_parallel_size=parts.groups.get_model_parallel_world_size(),
@@ -246,7 +247,7 @@ def _evaluate_at_the_end(run: _Run) -> None:
 
 
 def _evaluation(run: _Run) -> EvaluationPlan:
-    return EvaluationPlan(run.args, run.parts, run.batch, run.data, run.engine.module)
+    return EvaluationPlan(run.args, run.parts, run.batch, run.data, model_of(run.engine))
 
 
 def _train_loader(run: _Run) -> StepLoader:

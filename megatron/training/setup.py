@@ -11,11 +11,15 @@ from typing import Any
 
 import torch
 
+from megatron.data.boundaries import Boundaries
 from megatron.data.sources import run_length
 from megatron.logging import get_logger
+from megatron.losses.pipeline import PipelineLoss
 from megatron.model import GPT2Model
+from megatron.model.pipeline import GPT2ModelPipe
 from megatron.mpu import ParallelGroups
 from megatron.neox_arguments import BatchSizes, NeoXArgs
+from megatron.neox_arguments.pipe_partition import stage_layers
 from megatron.optimizers import LRSchedule, weight_decay_groups
 from megatron.runtime.device import local_device
 from megatron.runtime.partitioned import partitioner, register_borrowed
@@ -66,6 +70,7 @@ def build_parts(args: NeoXArgs, world: World) -> Parts:
         groups=ParallelGroups(
             world,
             model_parallel_size=model_parallel,
+            pipe_parallel_size=max(1, args.parallelism.pipe_parallel_size),
             sequence_parallel=args.parallelism.sequence_parallel,
             num_kv_heads=args.model.kv_heads,
         ),
@@ -87,7 +92,7 @@ def padding_id(args: NeoXArgs, tokenizer: Tokenizer) -> int:
 
 
 def build_model(args: NeoXArgs, parts: Parts, *, partitioned: bool = False) -> GPT2Model:
-    """The model with its initial weights, in fp32 on the CPU.
+    """The model with its initial weights, in fp32 on the CPU; in a pipeline, this rank's stage of it.
 
     With ``partitioned`` a model for ZeRO stage 3 is made as this rank will hold it, layer by layer: its
     part of each, in the run's precision. The values are the same.
@@ -105,6 +110,18 @@ def build_model(args: NeoXArgs, parts: Parts, *, partitioned: bool = False) -> G
         checkpoint_activations=args.training.checkpoint_activations,
         checkpoint_num_layers=args.training.checkpoint_num_layers,
         place_layer=place_layer,
+        layers=layers_of_stages(args, parts.padded_vocab)[parts.groups.get_pipe_parallel_rank()],
+    )
+
+
+def layers_of_stages(args: NeoXArgs, padded_vocab: int) -> tuple[range, ...]:
+    """The layers of each pipeline stage; without a pipeline there is one."""
+    parallelism = args.parallelism
+    return stage_layers(
+        args.model,
+        max(1, parallelism.pipe_parallel_size),
+        parallelism.pipe_partition_method,
+        padded_vocab,
     )
 
 
@@ -114,18 +131,32 @@ def build_engine(args: NeoXArgs, parts: Parts, model: GPT2Model) -> Any:
     The learning rate is set before every step (see :class:`LRSchedule`), so the engine gets no
     scheduler.
     """
+    pipe = None
+    if args.parallelism.pipe_parallel_size > 0:
+        loss = PipelineLoss(parts.groups, z_loss=args.alignment.z_loss)
+        pipe = GPT2ModelPipe(model, loss, Boundaries.of(args.data))
     engine, _, _, _ = deepspeed.initialize(
-        model=model,
+        model=pipe or model,
         model_parameters=weight_decay_groups(model, args.optim.weight_decay),
         config=args.deepspeed_config(parts.world.size),
-        mpu=parts.groups,
+        # A pipeline's engine has groups of its own, of the same ranks.
+        mpu=None if pipe else parts.groups,
         dist_init_required=False,
     )
     # Stage 0 in fp32 is clipped by train_step: see megatron.optimizers.grad_norm.
     engine.clip_fp32_gradients = lambda: None
+    if pipe is not None:
+        engine.set_has_attention_mask(False)
     for borrower, parameter in model.borrowed_parameters():
         register_borrowed(borrower, parameter)
     return engine
+
+
+def model_of(engine: Any) -> GPT2Model:
+    """The model under ``engine``, or its stage of it."""
+    model = engine.module.stage if isinstance(engine.module, GPT2ModelPipe) else engine.module
+    assert isinstance(model, GPT2Model)
+    return model
 
 
 def with_train_iters(args: NeoXArgs, batch: BatchSizes, world: World) -> NeoXArgs:

@@ -84,7 +84,7 @@ def train_step(
     mask, micro_batches = batch.loss_mask, len(batch.tokens)
     data_size = groups.get_data_parallel_world_size()
     # Both stay on the device, so that the forward pass need not wait for them.
-    valid = _global_count(mask, groups)
+    valid = global_count(mask, groups)
     scale = (micro_batches * data_size / valid).float()
     local_sum = torch.zeros((), dtype=torch.float64, device=settings.device)
     for micro in range(micro_batches):
@@ -101,7 +101,37 @@ def train_step(
         engine.backward(loss * scale)
         if micro + 1 < micro_batches:
             engine.step()
-    loss_value, stop = _agree(local_sum, valid, stop_asked(), groups)
+    return finish_step(
+        engine, settings, local_sum, valid, step=step, stop=stop_asked(), update=engine.step
+    )
+
+
+def finish_step(
+    engine: Any,
+    settings: StepSettings,
+    local_sum: torch.Tensor,
+    valid: torch.Tensor,
+    *,
+    step: int,
+    stop: bool,
+    update: Callable[[], object],
+) -> StepResult:
+    """Behind the last backward pass: all ranks agree, the gradients are clipped, the weights change.
+
+    Args:
+        engine: DeepSpeed's, with the gradients summed over the data-parallel ranks.
+        settings: as in :func:`train_step`.
+        local_sum: fp64, losses that this rank has added up, in nats; 0 before a pipeline's last stage.
+        valid: fp64, valid tokens of the global batch; 0 before a pipeline's last stage.
+        step: number of the step, from 0.
+        stop: whether this rank was asked to stop.
+        update: the engine's part.
+
+    Raises:
+        TrainingError: as in :func:`train_step`.
+    """
+    groups = settings.groups
+    loss_value, stop = _agree(local_sum, valid, stop, groups)
     _require_finite("the loss", loss_value, step)
     # Stage 0 neither reports the norm nor stops at a bad one, so it is taken before the update, and
     # clipped here too.
@@ -111,14 +141,14 @@ def train_step(
         grad_norm = global_grad_norm(engine.module.parameters(), groups)
         _require_finite("the gradient norm", grad_norm, step)
         clip_gradients(engine.module.parameters(), grad_norm, engine.gradient_clipping())
-    engine.step()
+    update()
     if settings.zero_stage > 0:
         grad_norm = float(engine.get_global_grad_norm())
         _require_finite("the gradient norm", grad_norm, step)
     return StepResult(loss_value, grad_norm, stop)
 
 
-def _global_count(mask: torch.Tensor, groups: ParallelGroups) -> torch.Tensor:
+def global_count(mask: torch.Tensor, groups: ParallelGroups) -> torch.Tensor:
     """Valid tokens of the global batch, an fp64 scalar; at least 1.
 
     A step without one valid token has the loss and the gradient 0, not 0 / 0.
@@ -142,7 +172,10 @@ def _agree(
         dist.all_reduce(sums, group=groups.get_data_parallel_group())
     if groups.get_model_parallel_world_size() > 1:
         dist.all_reduce(sums[1:], group=groups.get_model_parallel_group())
-    total, stops, count = torch.cat([sums, valid.unsqueeze(0)]).tolist()
+    sums = torch.cat([sums, valid.unsqueeze(0)])
+    if groups.get_pipe_parallel_world_size() > 1:
+        dist.all_reduce(sums, group=groups.get_pipe_parallel_group())
+    total, stops, count = sums.tolist()
     return total / count, stops > 0
 
 

@@ -24,8 +24,9 @@ from megatron.mpu import ParallelGroups
 from megatron.neox_arguments import NeoXArgs
 from megatron.runtime.partitioned import gathered
 from megatron.runtime.world import World
-from megatron.training.setup import Parts, build_engine, build_model, build_parts
-from megatron.training.step import StepSettings, train_step
+from megatron.training.pipeline_step import step_of
+from megatron.training.setup import Parts, build_engine, build_model, build_parts, model_of
+from megatron.training.step import StepSettings
 from tests.support.ranks import run_ranks
 from tests.support.tiny import tiny_config
 
@@ -38,20 +39,23 @@ Weights = dict[str, npt.NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class Layout:
-    """Attributes: ``model`` tensor-parallel ranks × ``data`` copies, ``sequence`` parallelism, ZeRO stage."""
+    """Attributes: ``model`` tensor-parallel ranks × ``data`` copies × ``pipe`` stages (0: no pipeline
+    engine), ``sequence`` parallelism, ZeRO stage."""
 
     model: int = 1
     sequence: bool = False
     data: int = 1
     zero: int = 0
+    pipe: int = 0
 
     @property
     def ranks(self) -> int:
-        return self.model * self.data
+        return self.model * self.data * max(1, self.pipe)
 
     def __str__(self) -> str:
         sequence = "+SP" if self.sequence else ""
-        return f"TP{self.model}{sequence} x DP{self.data}, ZeRO {self.zero}"
+        pipe = f"PP{self.pipe} x " if self.pipe else ""
+        return f"{pipe}TP{self.model}{sequence} x DP{self.data}, ZeRO {self.zero}"
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,7 @@ def train(world: World, place: Layout, variant: Variant, optimizer: str, **chang
         has_dropout=args.model.hidden_dropout > 0,
         zero_stage=args.optim.zero_stage,
     )
+    train_step = step_of(engine)
     results = [
         train_step(engine, _batch(step, parts), settings, step=step, learning_rate=args.optim.lr)
         for step in range(STEPS)
@@ -122,7 +127,7 @@ def train(world: World, place: Layout, variant: Variant, optimizer: str, **chang
     return Trained(
         [result.loss for result in results],
         [result.grad_norm for result in results],
-        gathered_weights(engine.module, parts.groups),
+        gathered_weights(model_of(engine), parts.groups),
     )
 
 
@@ -137,6 +142,7 @@ def _config(place: Layout, variant: Variant, optimizer: str) -> dict[str, Any]:
         for key, value in tiny_config(
             _NOWHERE,
             model_parallel_size=place.model,
+            pipe_parallel_size=place.pipe,
             sequence_parallel=place.sequence,
             num_layers=variant.layers,
             num_kv_heads=variant.kv_heads,
@@ -191,13 +197,26 @@ def gathered_weights(model: Any, groups: ParallelGroups) -> Weights:
         AssertionError: what several ranks hold is not the same to the last bit.
     """
     whole: Weights = {}
-    for number, layer in enumerate(model.sequential):
+    for number, layer in model.sequential.named_children():
         with gathered(layer.parameters()):
             mine = {name: p.detach().clone() for name, p in layer.named_parameters()}
         shards = _of_all_ranks(mine, groups)
         _require_equal_copies(model, shards, groups)
         for name, tensor in layout.join_layer(model.model_args, shards).items():
             whole[f"{number}.{name}"] = tensor.float().numpy().copy()
+    return _of_all_stages(whole, groups)
+
+
+def _of_all_stages(mine: Weights, groups: ParallelGroups) -> Weights:
+    size = groups.get_pipe_parallel_world_size()
+    if size == 1:
+        return mine
+    stages: list[Weights] = [{} for _ in range(size)]
+    dist.all_gather_object(stages, mine, group=groups.get_pipe_parallel_group())
+    whole: Weights = {}
+    for stage in stages:
+        for name, tensor in stage.items():
+            assert np.array_equal(tensor, whole.setdefault(name, tensor)), f"{name} is no copy"
     return whole
 
 
