@@ -7,6 +7,7 @@ from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ import torch
 from megatron.evaluation.run import run_evaluation
 from megatron.generation import generate
 from megatron.neox_arguments import NeoXArgs
+from megatron.runtime.seeds import seed_dropout
 from megatron.runtime.world import World
+from megatron.training import step
 from megatron.training.loading import load_trained_model
 from megatron.training.run import run_training
 from megatron.training.setup import build_parts
@@ -39,7 +42,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def config_of(folder: Path, variant: str, kind: str, context: int, **changes: Any) -> dict[str, Any]:
+def config_of(
+    folder: Path, variant: str, kind: str, context: int, **changes: Any
+) -> dict[str, Any]:
     place = str(folder / kind / variant)
     return tiny_config(
         folder,
@@ -85,11 +90,19 @@ def texts(world: World, config: dict[str, Any]) -> list[str]:
     return [sample.text for sample in found]
 
 
-def resume_and_use(world: World, folder: Path) -> list[str]:
-    train_all(world, [config_of(folder, variant, "halves", 2) for variant in VARIANTS])
+def resume_and_use(world: World, folder: Path) -> tuple[list[str], list[int]]:
+    """Texts, and the seeds of this rank's dropout."""
+    seeds: list[int] = []
+
+    def seeding(*args: Any, **place: Any) -> None:
+        seed_dropout(*args, **place)
+        seeds.append(torch.initial_seed())
+
+    with mock.patch.object(step, "seed_dropout", seeding):
+        train_all(world, [config_of(folder, variant, "halves", 2) for variant in VARIANTS])
     trained = config_of(folder, "exact", "whole", 2)
     score(world, trained, folder / "shared.json")
-    return texts(world, trained)
+    return texts(world, trained), seeds
 
 
 def alone(world: World, folder: Path) -> list[str]:
@@ -113,7 +126,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.ranks
 def test_a_stopped_run_goes_on_exactly_and_is_that_of_one_rank(folder: Path) -> None:
-    shared = run_ranks(2, resume_and_use, folder)
+    found = run_ranks(2, resume_and_use, folder)
+    shared, seeds = zip(*found, strict=True)
+    # Three steps of two micro-batches on each of two ranks, which hold other tokens and heads.
+    assert len({*seeds[0], *seeds[1]}) == 2 * len(seeds[0]) == 12
     for variant in VARIANTS:
         for name in EXACT:
             expected = series(folder / "whole" / variant, name)
@@ -121,9 +137,9 @@ def test_a_stopped_run_goes_on_exactly_and_is_that_of_one_rank(folder: Path) -> 
             assert series(folder / "halves" / variant, name) == expected, (variant, name)
     (one,) = run_ranks(1, alone, folder)
     for name in EXACT:
-        whole, found = (series(folder / kind / "exact", name) for kind in ("alone", "whole"))
-        assert found == pytest.approx(whole, rel=1e-5), name
-    assert shared == [one, one]
+        expected, got = (series(folder / kind / "exact", name) for kind in ("alone", "whole"))
+        assert got == pytest.approx(expected, rel=1e-5), name
+    assert shared == (one, one)
     assert any(one)
     scores = [json.loads((folder / f"{who}.json").read_text()) for who in ("shared", "alone")]
     assert scores[0].pop("data") == scores[1].pop("data")
