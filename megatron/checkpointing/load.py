@@ -14,12 +14,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from megatron.checkpointing.deepspeed_files import Engine, engine_facts
+from megatron.checkpointing.deepspeed_files import engine_facts
 from megatron.checkpointing.find import CheckpointInfo
+from megatron.checkpointing.layer_files import holds_parts
 from megatron.checkpointing.manifest import EngineFacts
 from megatron.checkpointing.together import describe, together
-from megatron.checkpointing.weights import BROKEN_FILE, check_weights_fit
+from megatron.checkpointing.weights import BROKEN_FILE, check_weights_fit, load_weights
 from megatron.errors import CheckpointError
+from megatron.runtime.stock_deepspeed import Engine
 from megatron.runtime.world import World
 
 # How a user sets what the engine calls so.
@@ -56,7 +58,23 @@ def load_checkpoint(
     misfit = _misfit(manifest.engine, now, load_optim, manifest.has_optimizer)
     if misfit:
         raise CheckpointError(f"{info.path} does not fit this run\n{misfit}", everywhere=True)
-    together(world, lambda: _load(engine, info, load_optim))
+    if not holds_parts(engine):
+        together(world, lambda: _load(engine, info, load_optim))
+    elif load_optim:
+        # DeepSpeed would compare nothing: in its files of weights there are only places for parts.
+        together(world, lambda: check_weights_fit(engine.module, info, engine.mp_world_size))
+        together(world, lambda: _load(engine, info, load_optim))
+    else:
+        # DeepSpeed would join the optimizer's files on every rank, and for one model rank only.
+        load_weights(
+            engine.module,
+            info,
+            model_rank=engine.checkpoint_mp_rank,
+            model_parallel_size=engine.mp_world_size,
+            engine=engine,
+            world=world,
+        )
+        engine.global_steps = info.step
     return info.state
 
 

@@ -88,6 +88,9 @@ class TiedHead(nn.Module):
         super().__init__()
         self.groups = groups
 
-    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
-        """[b, s, h] and the embedding's [v, h] -> [b, s, v]."""
-        return column_linear(x, weight, None, self.groups)
+    def forward(self, x: Tensor, embedding: VocabParallelEmbedding) -> Tensor:
+        """[b, s, h] -> [b, s, v].
+
+        ``embedding`` and not its weight, which under ZeRO stage 3 is whole only in here.
+        """
+        return column_linear(x, embedding.weight, None, self.groups)

@@ -282,15 +282,13 @@ def _tokens_are_shared_evenly(args: NeoXArgs) -> Iterator[Finding]:
 @_rule("zero_optimization", "zero_stage", "pipe_parallel_size")
 def _zero_is_here(args: NeoXArgs) -> Iterator[Finding]:
     stage = args.optim.zero_stage
-    if stage == 3:
-        yield "zero_optimization.stage", "stage 3 is not supported yet: use 0, 1 or 2"
-    elif stage > 3:
-        yield "zero_optimization.stage", f"found {stage}; stages are 0, 1 and 2 (3 not yet)"
-    elif stage == 2 and args.parallelism.pipe_parallel_size > 0:
+    if stage > 3:
+        yield "zero_optimization.stage", f"found {stage}; stages are 0, 1, 2 and 3"
+    elif stage >= 2 and args.parallelism.pipe_parallel_size > 0:
         yield (
             "zero_optimization.stage",
-            "stage 2 cannot run in DeepSpeed's pipeline engine, which adds up gradients that stage 2 "
-            "would have given away: use stage 1, or pipe_parallel_size: 0",
+            f"stage {stage} cannot run in DeepSpeed's pipeline engine, which adds up gradients that "
+            f"stage {stage} would have given away: use stage 1, or pipe_parallel_size: 0",
         )
 
 

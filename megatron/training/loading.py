@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-
 from megatron.checkpointing import CheckpointInfo, find_checkpoint, load_weights
 from megatron.errors import CheckpointError, ConfigError
 from megatron.logging import get_logger
 from megatron.model import GPT2Model
 from megatron.neox_arguments import NeoXArgs
 from megatron.training.resume import note_other_tokenizer
-from megatron.training.setup import Parts, build_model
+from megatron.training.setup import DTYPES, Parts, build_model
 
 log = get_logger(__name__)
-
-DTYPES = {"fp32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def load_trained_model(

@@ -94,7 +94,7 @@ def _set_up_and_train(args: NeoXArgs, world: World) -> RunState:
     resumed = None if args.checkpointing.finetune else found
     args = with_train_iters(args, batch, world)
     data = _build_data(args, parts, batch, resumed)
-    model = build_model(args, parts)
+    model = build_model(args, parts, partitioned=True)
     engine = build_engine(args, parts, model)
     schedule = schedule_to_follow(resumed, build_schedule(args), args.lr_schedule)
     state = _load(args, parts, batch, engine, data, found)
@@ -171,6 +171,7 @@ def _load(
             model_rank=parts.groups.get_model_parallel_rank(),
             model_parallel_size=parts.groups.get_model_parallel_world_size(),
             engine=engine,
+            world=parts.world,
         )
         log.info("finetune: weights of %s; step, optimizer and schedule start afresh", found.path)
         return RunState()

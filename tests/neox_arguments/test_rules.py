@@ -139,8 +139,8 @@ def refusal(**changes: Any) -> str:
             "share seq_length 6 evenly: it must be a multiple of 4",
         ),
         (
-            {"zero_optimization": {"stage": 3}},
-            "zero_optimization.stage: stage 3 is not supported yet",
+            {"zero_optimization": {"stage": 4}},
+            "zero_optimization.stage: found 4; stages are 0, 1, 2 and 3",
         ),
         ({"min_lr": 0.01}, "min_lr: 0.01 is above the learning rate 0.001"),
         ({"lr_decay_fraction": 0.5}, "lr_decay_fraction: lr_decay_iters is given too"),
@@ -225,9 +225,10 @@ def test_rule(changes: dict[str, Any], text: str) -> None:
     assert refusal(**changes).startswith(text)
 
 
-def test_zero_2_is_refused_with_a_pipeline() -> None:
-    said = refusal(zero_optimization={"stage": 2}, pipe_parallel_size=2)
-    assert "zero_optimization.stage: stage 2 cannot run in DeepSpeed's pipeline engine" in said
+@pytest.mark.parametrize("stage", [2, 3])
+def test_zero_2_and_3_are_refused_with_a_pipeline(stage: int) -> None:
+    said = refusal(zero_optimization={"stage": stage}, pipe_parallel_size=2)
+    assert f"zero_optimization.stage: stage {stage} cannot run in DeepSpeed's pipeline" in said
 
 
 def test_missing_keys_come_in_one_line() -> None:

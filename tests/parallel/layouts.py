@@ -22,6 +22,7 @@ from megatron.data.loader import StepBatch
 from megatron.model import layout
 from megatron.mpu import ParallelGroups
 from megatron.neox_arguments import NeoXArgs
+from megatron.runtime.partitioned import gathered
 from megatron.runtime.world import World
 from megatron.training.setup import Parts, build_engine, build_model, build_parts
 from megatron.training.step import StepSettings, train_step
@@ -95,13 +96,13 @@ class Deviation:
 
 LAYOUTS = [
     Layout(model, sequence, data, zero)
-    for model, sequence, data, zero in product((1, 2, 4), (False, True), (1, 2), (0, 1, 2))
+    for model, sequence, data, zero in product((1, 2, 4), (False, True), (1, 2), (0, 1, 2, 3))
     if model > 1 or not sequence
 ]
 CONTEXT_LAYOUTS = [
     Layout(model, sequence, data, zero, context)
     for model, sequence, context in ((1, False, 2), (1, False, 4), (2, False, 2), (2, True, 2))
-    for data, zero in ((1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2))
+    for data, zero in ((1, 0), (1, 1), (1, 3), (2, 0), (2, 2), (2, 3))
 ]
 VARIANTS = [
     Variant(kv_heads, untied, parallel)
@@ -113,7 +114,7 @@ def train(world: World, place: Layout, variant: Variant, optimizer: str, **chang
     """Train :data:`STEPS` steps on random tokens that depend on nothing but the step."""
     args = NeoXArgs.from_dict(_config(place, variant, optimizer) | changes, world_size=world.size)
     parts = build_parts(args, world)
-    engine = build_engine(args, parts, build_model(args, parts))
+    engine = build_engine(args, parts, build_model(args, parts, partitioned=True))
     engine.train()
     settings = StepSettings(
         parts.device,
@@ -155,12 +156,24 @@ def _config(place: Layout, variant: Variant, optimizer: str) -> dict[str, Any]:
             # Two accumulated micro-batches on each rank, whatever their number.
             train_micro_batch_size_per_gpu=BATCH // 2 // place.data,
             optimizer={"type": optimizer, "params": params[optimizer]},
-            zero_optimization={"stage": place.zero},
+            zero_optimization=_zero(place.zero),
             gradient_clipping=CLIPPING,
             init_method="small_init",
             min_lr=0.0,
         ).items()
         if key not in ("save", "load")
+    }
+
+
+def _zero(stage: int) -> dict[str, Any]:
+    if stage < 3:
+        return {"stage": stage}
+    # By default stage 3 partitions nothing as small as these models, and frees nothing between uses.
+    return {
+        "stage": 3,
+        "stage3_param_persistence_threshold": 0,
+        "stage3_max_live_parameters": 0,
+        "stage3_max_reuse_distance": 0,
     }
 
 
@@ -190,7 +203,8 @@ def gathered_weights(model: Any, groups: ParallelGroups) -> Weights:
     """
     whole: Weights = {}
     for number, layer in enumerate(model.sequential):
-        mine = {name: p.detach() for name, p in layer.named_parameters()}
+        with gathered(layer.parameters()):
+            mine = {name: p.detach().clone() for name, p in layer.named_parameters()}
         _require_one_model(mine, groups)
         shards = _of_all_ranks(mine, groups)
         _require_equal_copies(model, shards, groups)
