@@ -259,6 +259,18 @@ def _context_parallel_ranks_share_heads(args: NeoXArgs) -> Iterator[Finding]:
         )
 
 
+@_rule("context_parallel_size", "pipe_parallel_size")
+def _context_parallelism_is_plain(args: NeoXArgs) -> Iterator[Finding]:
+    context, pipe = args.parallelism.context_parallel_size, args.parallelism.pipe_parallel_size
+    if context > 1 and pipe > 0:
+        yield (
+            "context_parallel_size",
+            f"{context} ranks cannot share sequences in a pipeline yet (pipe_parallel_size is {pipe}): use "
+            "pipe_parallel_size: 0, and model_parallel_size or ZeRO for weights that one device does not "
+            "hold",
+        )
+
+
 @_rule("context_parallel_size", "sequence_parallel", "model_parallel_size", "seq_length")
 def _tokens_are_shared_evenly(args: NeoXArgs) -> Iterator[Finding]:
     context, ranks = args.parallelism.context_parallel_size, args.parallelism.model_parallel_size

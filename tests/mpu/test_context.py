@@ -74,6 +74,25 @@ def step(case: Case, groups: ParallelGroups) -> tuple[float, dict[str, Tensor]]:
     return total.item(), gradients
 
 
+def kept_bytes(case: Case, groups: ParallelGroups) -> int:
+    """Bytes of what the forward pass keeps for the backward pass, weights left out."""
+    model = tiny_model(64, groups=groups, **case.changes)
+    batch = batch_of(case).part_of_sequences(groups.place.context, groups.grid.context)
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        logits = logits_of(model, batch, 0)
+    assert logits.requires_grad
+    return sum(kept.values())
+
+
 def compare(world: World, cases: list[Case]) -> list[tuple[float, tuple[str, float]]]:
     """Of each case the relative deviation of the loss, and the worst gradient."""
     found = []
@@ -93,12 +112,26 @@ def compare(world: World, cases: list[Case]) -> list[tuple[float, tuple[str, flo
     return found
 
 
+def shares_of_memory(world: World, cases: list[Case]) -> list[float]:
+    groups = ParallelGroups(world, context_parallel_size=world.size)
+    return [kept_bytes(case, groups) / kept_bytes(case, SINGLE) for case in cases]
+
+
+def of_two_ranks(world: World, cases: list[Case]) -> tuple[list[Any], list[float]]:
+    long = [Case(2, length=256), Case(2, length=256, shape=GROUPED)]
+    return compare(world, cases), shares_of_memory(world, long)
+
+
 def require_agreement(cases: list[Case], limit: float, timeout: float = 120.0) -> None:
     size = cases[0].context * cases[0].model
     for rank in run_ranks(size, compare, cases, timeout=timeout):
-        for case, (loss, worst) in zip(cases, rank, strict=True):
-            assert loss < limit, case
-            assert worst[1] < limit, (case, worst)
+        require_small(cases, rank, limit)
+
+
+def require_small(cases: list[Case], found: list[Any], limit: float) -> None:
+    for case, (loss, worst) in zip(cases, found, strict=True):
+        assert loss < limit, case
+        assert worst[1] < limit, (case, worst)
 
 
 LEARNED = (("pos_emb", "learned"),)
@@ -107,7 +140,7 @@ ONE_KV = (("num_kv_heads", 1), ("gpt_j_residual", True), ("rotary_pct", 0.5))
 
 
 @pytest.mark.ranks
-def test_two_ranks_that_share_sequences_agree_with_one() -> None:
+def test_two_ranks_that_share_sequences_agree_with_one_and_keep_half_of_what_it_keeps() -> None:
     cases = [
         Case(2),
         Case(2, apart=True, recompute=True),
@@ -116,7 +149,9 @@ def test_two_ranks_that_share_sequences_agree_with_one() -> None:
         Case(2, shape=GROUPED),
         Case(2, apart=True, shape=ONE_KV),
     ]
-    require_agreement(cases, 1e-5)
+    for found, shares in run_ranks(2, of_two_ranks, cases):
+        require_small(cases, found, 1e-5)
+        assert shares == pytest.approx([0.5, 0.5], rel=0.02)
 
 
 @pytest.mark.ranks

@@ -118,6 +118,11 @@ def refusal(**changes: Any) -> str:
             "sequence_parallel: 4 ranks (model_parallel_size) cannot share seq_length 6 evenly",
         ),
         (
+            {"context_parallel_size": 2, "pipe_parallel_size": 1},
+            "context_parallel_size: 2 ranks cannot share sequences in a pipeline yet (pipe_parallel_size "
+            "is 1): use pipe_parallel_size: 0, and model_parallel_size or ZeRO",
+        ),
+        (
             {"context_parallel_size": 4, "model_parallel_size": 2},
             "context_parallel_size: 4 ranks cannot share 2 attention heads evenly (num_attention_heads 4 / "
             "model_parallel_size 2), of which each attends with some: use a divisor of 2",

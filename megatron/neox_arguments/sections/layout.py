@@ -28,7 +28,7 @@ class ParallelismArgs:
     """Ranks that share each sequence, for sequences whose activations are too large for one: each holds
     a part of the tokens, and around attention they exchange tokens for heads (Ulysses). It must divide
     `seq_length` (times `model_parallel_size` with `sequence_parallel`) and the heads of each
-    tensor-parallel rank."""
+    tensor-parallel rank; above 1 it needs `pipe_parallel_size: 0`."""
 
     pipe_partition_method: Annotated[str, Ignored("there is one pipeline stage")] = (
         "type:transformer|mlp"
