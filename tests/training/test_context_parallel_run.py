@@ -35,7 +35,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "attention_dropout": 0.1,
         "checkpoint_activations": True,
         "num_workers": 1,
-        "zero_optimization": {"stage": 2},
+        "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
     },
     "exact": DOCUMENTS
     | {"pos_emb": "learned", "eod_mask_loss": True, "zero_optimization": {"stage": 0}},
