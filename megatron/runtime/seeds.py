@@ -34,7 +34,7 @@ def seed_dropout(
 ) -> None:
     """Seed torch's default generators (CPU and accelerator) for one forward pass.
 
-    Ranks that share a model's layers get the same seed: see :mod:`megatron.mpu.random`.
+    Model-parallel ranks get the same seed: see :mod:`megatron.mpu.random`.
 
     Args:
         seed: the run's ``seed``.
