@@ -161,6 +161,8 @@ class GPT2Model(nn.Module):
 
         Args:
             x: ``tokens`` [b, s], ids; behind the first stage, the hidden states [b, s, h] of the one before.
+                With context parallelism this rank's part of each sequence, and the logits are those of
+                this part, while ``position_ids`` and ``segments`` are those of whole sequences.
             cache: keys and values of earlier tokens; those of ``tokens`` are added to it.
             position_ids: [b, s] positions in the sequence, 0 ... s - 1 unless given. With a cache,
                 a token looks at all slots up to its own position.
@@ -177,7 +179,8 @@ class GPT2Model(nn.Module):
             x = self.sequential[layout.EMBEDDING](x, position_ids)
         x = self._blocks(x, cache, position_ids, segments)
         if only is not None and self.is_last:
-            assert not self.groups.sequence_parallel, "a token is looked for in whole sequences"
+            shared = self.groups.sequence_parallel or self.groups.get_context_parallel_group()
+            assert not shared, "a token is looked for in whole sequences"
             x = x[torch.arange(x.size(0), device=x.device), only].unsqueeze(1)
         if layout.final_norm(self.model_args.num_layers) in self.layers:
             x = self.sequential[-2](x)

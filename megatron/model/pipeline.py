@@ -63,7 +63,7 @@ class GPT2ModelPipe(deepspeed.PipelineModule):  # type: ignore[misc]
                 topology=_topology.PipeModelDataParallelTopology(
                     num_pp=stages,
                     num_mp=groups.get_model_parallel_world_size(),
-                    num_dp=groups.get_data_parallel_world_size(),
+                    num_dp=groups.get_gradient_world_size(),
                 ),
                 loss_fn=loss,
                 partition_method="uniform",
@@ -130,7 +130,7 @@ class GPT2ModelPipe(deepspeed.PipelineModule):  # type: ignore[misc]
 
         The first data-parallel rank writes. A copy of the embedding's table is not stored twice.
         """
-        if self.stage.groups.get_data_parallel_rank() != 0:
+        if self.stage.groups.get_gradient_rank() != 0:
             return
         for number in self.stage.layers:
             # Copies: the optimizer may have made them views of one buffer, which would be stored whole.

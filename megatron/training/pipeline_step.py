@@ -82,7 +82,7 @@ def pipeline_step(
             settings.seed,
             step=step,
             micro_batch=micro,
-            data_rank=groups.get_data_parallel_rank(),
+            data_rank=groups.place.data,
             pipe_rank=groups.get_pipe_parallel_rank(),
         )
 
@@ -106,7 +106,7 @@ def pipeline_step(
 
     # The engine looks its instructions up in this map, and binds what it finds to itself.
     engine._INSTRUCTION_MAP = {**type(engine)._INSTRUCTION_MAP, _UPDATE: update}
-    scale = len(batch.tokens) * groups.get_data_parallel_world_size() / valid.clamp(min=1)
+    scale = len(batch.tokens) * groups.get_gradient_world_size() / valid.clamp(min=1)
     engine.train_batch(_micro_batches(batch, scale.float()))
     module.begin_step(None)
     return results[0]

@@ -71,6 +71,7 @@ def build_parts(args: NeoXArgs, world: World) -> Parts:
             world,
             model_parallel_size=model_parallel,
             pipe_parallel_size=max(1, args.parallelism.pipe_parallel_size),
+            context_parallel_size=args.parallelism.context_parallel_size,
             sequence_parallel=args.parallelism.sequence_parallel,
             num_kv_heads=args.model.kv_heads,
         ),
