@@ -66,7 +66,9 @@ def score_documents(
     if len(windows) == 0:
         raise ValueError(f"nothing to predict in {windows.num_tokens} tokens")
     place, grid = groups.place, groups.grid
-    batches = windows.batches(size=micro_batch_size, rank=place.data, ranks=grid.data)
+    batches = windows.batches(
+        size=micro_batch_size, rank=place.data, ranks=grid.data, blank=not model.reads_data
+    )
     parts = (batch.part_of_sequences(place.context, grid.context) for batch in batches)
     total = total_loss(model, parts, groups, device)
     return Score.of(total.loss_sum, total.tokens, _text_bytes(windows, tokenizer))

@@ -144,6 +144,11 @@ class GPT2Model(nn.Module):
         return layout.head(self.model_args.num_layers) in self.layers
 
     @property
+    def reads_data(self) -> bool:
+        """Whether it needs tokens or labels; a stage between the first and the last does not."""
+        return self.is_first or self.is_last
+
+    @property
     def embedding_copy(self) -> nn.Parameter | None:
         """The parameter of another stage that this one has a copy of."""
         table = None if self.is_first or not self.is_last else self.borrowed_parameters()
@@ -227,6 +232,12 @@ class GPT2Model(nn.Module):
             for number in (self.layers.start, self.layers.stop)
         )
         return blocks[start:stop]
+
+    def is_elsewhere(self, name: str) -> bool:
+        """Whether the whole model has a layer of the parameter ``name``, and another stage holds it."""
+        number = name.removeprefix("sequential.").partition(".")[0]
+        total = layout.head(self.model_args.num_layers) + 1
+        return number.isdecimal() and int(number) in range(total) and int(number) not in self.layers
 
     def borrowed_parameters(self) -> list[tuple[nn.Module, nn.Parameter]]:
         """Layers that compute with a parameter of another layer, and that parameter."""

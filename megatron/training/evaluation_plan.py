@@ -78,6 +78,7 @@ class EvaluationPlan:
             eod_id=parts.tokenizer.eod if self._args.data.eod_mask_loss else None,
             boundaries=Boundaries.of(self._args.data),
             sequence_part=(place.context, parts.groups.grid.context),
+            blank=not self._model.reads_data,
         )
         try:
             return total_loss(self._model, loader, parts.groups, parts.device).mean

@@ -265,6 +265,7 @@ def _train_loader(run: _Run) -> StepLoader:
         eod_id=run.parts.tokenizer.eod if run.args.data.eod_mask_loss else None,
         boundaries=Boundaries.of(run.args.data),
         sequence_part=(groups.place.context, groups.grid.context),
+        blank=not model_of(run.engine).reads_data,
         pin_memory=pins_memory(run.parts.device),
         check_files=run.data.check_files,
     )

@@ -20,7 +20,7 @@ from megatron.model.pipeline import GPT2ModelPipe
 from megatron.mpu import ParallelGroups
 from megatron.neox_arguments import BatchSizes, NeoXArgs
 from megatron.neox_arguments.pipe_partition import stage_layers
-from megatron.optimizers import LRSchedule, weight_decay_groups
+from megatron.optimizers import LRSchedule, sum_norms_of_stages, weight_decay_groups
 from megatron.runtime.device import local_device
 from megatron.runtime.partitioned import partitioner, register_borrowed
 from megatron.runtime.stock_deepspeed import deepspeed
@@ -148,6 +148,7 @@ def build_engine(args: NeoXArgs, parts: Parts, model: GPT2Model) -> Any:
     engine.clip_fp32_gradients = lambda: None
     if pipe is not None:
         engine.set_has_attention_mask(False)
+        sum_norms_of_stages(engine.optimizer)
     for borrower, parameter in model.borrowed_parameters():
         register_borrowed(borrower, parameter)
     return engine
