@@ -16,7 +16,7 @@ from megatron.training.setup import Parts, build_model
 
 log = get_logger(__name__)
 
-DTYPES = {"fp32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "bfloat16": torch.bfloat16, "fp16": torch.float16}
 
 
 def load_trained_model(args: NeoXArgs, parts: Parts) -> tuple[GPT2Model, CheckpointInfo]:
