@@ -1,5 +1,8 @@
 """DeepSpeed's part of a checkpoint: its shards, written so that no rank is left waiting.
 
+Under ZeRO stage 3 the weights are written a layer at a time beside them (see
+:mod:`megatron.checkpointing.layer_files`).
+
 ``engine.save_checkpoint`` writes in the middle of its own collectives: where a write fails, that
 rank raises (or, for folders, carries on silently) while its peers wait in a barrier for ten
 minutes. So for the length of one save a :class:`ShardWriter` stands in for the engine's writer: it
@@ -13,18 +16,17 @@ this rank writes a shard of the optimizer.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO
 
 import torch
 
+from megatron.checkpointing.layer_files import holds_parts, write_layers
 from megatron.checkpointing.manifest import EngineFacts
 from megatron.runtime.durable import new_file
-
-# deepspeed.DeepSpeedEngine, which has no types.
-Engine: TypeAlias = Any
+from megatron.runtime.stock_deepspeed import Engine
 
 _RECOVERY_SCRIPTS = ("zero_to_fp32.py", "zero_to_torch.py")
 
@@ -76,7 +78,7 @@ class ShardWriter:
     def is_decoupled(self) -> bool:
         return False
 
-    def save(self, state_dict: dict[str, Any], path: str) -> None:
+    def save(self, state_dict: Mapping[str, Any], path: str) -> None:
         """Write one file of tensors, as DeepSpeed names it."""
         if not self._with_optimizer and state_dict.get("optimizer") is not None:
             state_dict = {**state_dict, "optimizer": None}
@@ -133,6 +135,8 @@ def write_shards(
         engine.save_checkpoint(
             str(folder.parent), tag=folder.name, client_state=client_state, save_latest=False
         )
+        if holds_parts(engine):
+            write_layers(engine, writer.save)
     if writer.error is not None:
         raise writer.error
     return writer.files

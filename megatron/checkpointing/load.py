@@ -15,13 +15,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from megatron.checkpointing.deepspeed_files import Engine, engine_facts
+from megatron.checkpointing.deepspeed_files import engine_facts
 from megatron.checkpointing.find import CheckpointInfo
+from megatron.checkpointing.layer_files import holds_parts
 from megatron.checkpointing.manifest import EngineFacts
 from megatron.checkpointing.together import describe, together
-from megatron.checkpointing.weights import BROKEN_FILE, check_weights_fit
+from megatron.checkpointing.weights import BROKEN_FILE, check_weights_fit, load_weights
 from megatron.errors import CheckpointError
+from megatron.runtime.stock_deepspeed import Engine
 from megatron.runtime.world import World
+
+# How a user sets what the engine calls so.
+_KEYS = {"data_parallel_size": "data_parallel_size x context_parallel_size"}
 
 
 def load_checkpoint(
@@ -54,7 +59,23 @@ def load_checkpoint(
     misfit = _misfit(manifest.engine, now, load_optim, manifest.has_optimizer)
     if misfit:
         raise CheckpointError(f"{info.path} does not fit this run\n{misfit}", everywhere=True)
-    together(world, lambda: _load(engine, info, load_optim))
+    if not holds_parts(engine):
+        together(world, lambda: _load(engine, info, load_optim))
+    elif load_optim:
+        # DeepSpeed would compare nothing: in its files of weights there are only places for parts.
+        together(world, lambda: check_weights_fit(engine.module, info, engine.mp_world_size))
+        together(world, lambda: _load(engine, info, load_optim))
+    else:
+        # DeepSpeed would join the optimizer's files on every rank, and for one model rank only.
+        load_weights(
+            engine.module,
+            info,
+            model_rank=engine.checkpoint_mp_rank,
+            model_parallel_size=engine.mp_world_size,
+            engine=engine,
+            world=world,
+        )
+        engine.global_steps = info.step
     return info.state
 
 
@@ -137,6 +158,7 @@ def _misfit(
     if not differing:
         return None
     listing = "; ".join(
-        f"{name} {getattr(saved, name)}, this run has {getattr(now, name)}" for name in differing
+        f"{_KEYS.get(name, name)} {getattr(saved, name)}, this run has {getattr(now, name)}"
+        for name in differing
     )
     return f"  found: optimizer state of {listing}\n{to_do}"

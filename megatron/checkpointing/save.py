@@ -31,7 +31,7 @@ from typing import Any, Protocol
 import torch
 
 from megatron.checkpointing import folders
-from megatron.checkpointing.deepspeed_files import Engine, engine_facts, write_shards
+from megatron.checkpointing.deepspeed_files import engine_facts, write_shards
 from megatron.checkpointing.manifest import MANIFEST_NAME, Manifest
 from megatron.checkpointing.together import describe, together
 from megatron.errors import CheckpointError
@@ -44,7 +44,7 @@ from megatron.runtime.durable import (
     write_file,
 )
 from megatron.runtime.file_lock import try_lock
-from megatron.runtime.stock_deepspeed import deepspeed
+from megatron.runtime.stock_deepspeed import Engine, deepspeed
 from megatron.runtime.world import World
 
 log = get_logger(__name__)

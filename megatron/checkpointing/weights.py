@@ -23,9 +23,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from megatron.checkpointing.deepspeed_files import Engine
 from megatron.checkpointing.find import CheckpointInfo
+from megatron.checkpointing.layer_files import layers_of
+from megatron.checkpointing.together import together
 from megatron.errors import CheckpointError
+from megatron.runtime.partitioned import gathered, whole_shape
+from megatron.runtime.stock_deepspeed import Engine
+from megatron.runtime.world import World
 
 _MODEL_FILE = re.compile(r"mp_rank_(\d+)_model_states\.pt")
 _LAYER_FILE = re.compile(r"layer_(\d+)-model_(\d+)-model_states\.pt")
@@ -52,10 +56,13 @@ def load_weights(
     model_rank: int = 0,
     model_parallel_size: int = 1,
     engine: Engine | None = None,
+    world: World | None = None,
 ) -> None:
     """Copy the checkpoint's weights into ``module``, whatever precision either has.
 
-    All names and shapes are compared before the first weight changes. Safe on any rank alone.
+    All names and shapes are compared before the first weight changes. Safe on any rank alone, unless
+    the ranks hold parts of the module's parameters: then all call, and it takes the memory of one
+    layer.
 
     Args:
         module: the model, on any device; values are cast to its parameters' dtypes.
@@ -64,16 +71,28 @@ def load_weights(
         model_parallel_size: how many share each weight.
         engine: DeepSpeed's engine where it exists already: it keeps an fp32 copy of the weights and
             would bring the old ones back at its first step.
+        world: given, all ranks call this and raise the same error.
 
     Raises:
         CheckpointError: the files cannot be read or hold another model.
     """
-    weights = read_weights(info, model_rank=model_rank, model_parallel_size=model_parallel_size)
-    targets = _targets(module)
-    _compare(info, weights, targets)
-    with torch.no_grad():
-        for name, target in targets.items():
-            target.copy_(weights[name])
+    found: dict[str, Tensor] = {}
+
+    def look() -> None:
+        found.update(
+            read_weights(info, model_rank=model_rank, model_parallel_size=model_parallel_size)
+        )
+        _compare(info, found, _shapes(module))
+
+    if world is None:
+        look()
+    else:
+        together(world, look)
+    for tensors in layers_of(module).values():
+        parameters = [tensor for tensor in tensors.values() if isinstance(tensor, nn.Parameter)]
+        with torch.no_grad(), gathered(parameters, changes=True):
+            for name, target in tensors.items():
+                target.copy_(found[name])
     if engine is not None:
         refresh_master_weights(engine)
 
@@ -87,7 +106,7 @@ def check_weights_fit(
         CheckpointError: the files cannot be read or hold another model.
     """
     weights = read_weights(info, model_parallel_size=model_parallel_size)
-    _compare(info, weights, _targets(module))
+    _compare(info, weights, _shapes(module))
 
 
 def refresh_master_weights(engine: Engine) -> None:
@@ -180,19 +199,23 @@ def _tensors(path: Path, content: object) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors.items() if not _DERIVED.fullmatch(name)}
 
 
-def _targets(module: nn.Module) -> dict[str, Tensor]:
-    return {name: t for name, t in module.state_dict().items() if isinstance(t, Tensor)}
+def _shapes(module: nn.Module) -> dict[str, torch.Size]:
+    return {
+        name: whole_shape(tensor)
+        for tensors in layers_of(module).values()
+        for name, tensor in tensors.items()
+    }
 
 
 def _compare(
-    info: CheckpointInfo, weights: Mapping[str, Tensor], targets: Mapping[str, Tensor]
+    info: CheckpointInfo, weights: Mapping[str, Tensor], expected: Mapping[str, torch.Size]
 ) -> None:
-    missing = [name for name in targets if name not in weights]
-    extra = [name for name in weights if name not in targets]
+    missing = [name for name in expected if name not in weights]
+    extra = [name for name in weights if name not in expected]
     shapes = [
-        f"{name}: {tuple(weights[name].shape)}, the model has {tuple(target.shape)}"
-        for name, target in targets.items()
-        if name in weights and weights[name].shape != target.shape
+        f"{name}: {tuple(weights[name].shape)}, the model has {tuple(shape)}"
+        for name, shape in expected.items()
+        if name in weights and weights[name].shape != shape
     ]
     if not (missing or extra or shapes):
         return

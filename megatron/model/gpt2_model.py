@@ -61,6 +61,8 @@ class GPT2Model(nn.Module):
         seed: of the initial weights, which depend on nothing else of the run.
         checkpoint_activations: recompute activations in the backward pass instead of keeping them.
         checkpoint_num_layers: how many transformer layers are recomputed at a time.
+        place_layer: called with each layer once it has its weights, before the next is made: what it
+            moves elsewhere never lies here beside the other layers.
 
     Attributes:
         sequential: the layer list; parameters are named ``sequential.<number>.<name in the layer>``.
@@ -75,6 +77,7 @@ class GPT2Model(nn.Module):
         seed: int,
         checkpoint_activations: bool = False,
         checkpoint_num_layers: int = 1,
+        place_layer: Callable[[nn.Module], None] | None = None,
     ) -> None:
         super().__init__()
         self.model_args = model
@@ -83,9 +86,13 @@ class GPT2Model(nn.Module):
         self.checkpoint_activations = checkpoint_activations
         self.checkpoint_num_layers = checkpoint_num_layers
         factories = layer_factories(model, padded_vocab_size=padded_vocab_size, groups=groups)
-        self.sequential = nn.ModuleList(make() for make in factories)
-        for index, layer in enumerate(self.sequential):
+        self.sequential = nn.ModuleList()
+        for index, make in enumerate(factories):
+            layer = make()
             initialize_layer(layer, index, model, seed=seed, groups=groups)
+            if place_layer is not None:
+                place_layer(layer)
+            self.sequential.append(layer)
 
     def forward(
         self,
@@ -98,7 +105,9 @@ class GPT2Model(nn.Module):
         """Logits of the token after each of ``tokens``.
 
         Args:
-            tokens: [b, s] ids.
+            tokens: [b, s] ids; with context parallelism this rank's part of each sequence, and the
+                logits are those of this part, while ``position_ids`` and ``segments`` are those of
+                whole sequences.
             cache: keys and values of earlier tokens; those of ``tokens`` are added to it.
             position_ids: [b, s] positions in the sequence, 0 ... s - 1 unless given. With a cache,
                 a token looks at all slots up to its own position.
@@ -113,11 +122,12 @@ class GPT2Model(nn.Module):
         embedding, norm, head = (self.sequential[i] for i in (layout.EMBEDDING, -2, -1))
         x = self._blocks(embedding(tokens, position_ids), cache, position_ids, segments)
         if only is not None:
-            assert not self.groups.sequence_parallel, "a token is looked for in whole sequences"
+            shared = self.groups.sequence_parallel or self.groups.get_context_parallel_group()
+            assert not shared, "a token is looked for in whole sequences"
             x = x[torch.arange(x.size(0), device=x.device), only].unsqueeze(1)
         if isinstance(head, TiedHead):
             assert isinstance(embedding, Embedding)
-            logits: Tensor = head(norm(x), embedding.word_embeddings.weight)
+            logits: Tensor = head(norm(x), embedding.word_embeddings)
         else:
             logits = head(norm(x))
         return logits
@@ -147,6 +157,14 @@ class GPT2Model(nn.Module):
             # torch stores the generator's state and restores it: dropout draws the same numbers.
             x = checkpoint(run, x, start, use_reentrant=False)
         return x
+
+    def borrowed_parameters(self) -> list[tuple[nn.Module, nn.Parameter]]:
+        """Layers that compute with a parameter of another layer, and that parameter."""
+        embedding, head = self.sequential[layout.EMBEDDING], self.sequential[-1]
+        if not isinstance(head, TiedHead):
+            return []
+        assert isinstance(embedding, Embedding)
+        return [(head, embedding.word_embeddings.weight)]
 
     def make_cache(self, batch: int, length: int) -> KVCache:
         """An empty cache for ``batch`` sequences of up to ``length`` tokens, beside the weights."""

@@ -6,6 +6,8 @@ from typing import TypedDict
 
 from torch import nn
 
+from megatron.runtime.partitioned import whole_shape
+
 
 class ParamGroup(TypedDict):
     """One entry of the list that torch optimizers take."""
@@ -26,7 +28,7 @@ def weight_decay_groups(model: nn.Module, weight_decay: float) -> list[ParamGrou
     keep: list[nn.Parameter] = []
     for parameter in model.parameters():
         if parameter.requires_grad:
-            (decay if parameter.dim() >= 2 else keep).append(parameter)
+            (decay if len(whole_shape(parameter)) >= 2 else keep).append(parameter)
     groups: list[ParamGroup] = [
         {"params": decay, "weight_decay": weight_decay, "name": "decay"},
         {"params": keep, "weight_decay": 0.0, "name": "no_decay"},

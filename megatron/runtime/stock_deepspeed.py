@@ -11,6 +11,7 @@ import importlib
 import logging
 import os
 import warnings
+from typing import Any, TypeAlias
 from unittest import mock
 
 from megatron.runtime.device import device_kind
@@ -45,4 +46,7 @@ if device_kind() == "cpu":
 
 logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
 
-__all__ = ["deepspeed"]
+# deepspeed.DeepSpeedEngine, which has no types.
+Engine: TypeAlias = Any
+
+__all__ = ["Engine", "deepspeed"]

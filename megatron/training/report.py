@@ -29,6 +29,7 @@ from megatron.monitor.from_arguments import batch_facts, flops_a_token, memory_o
 from megatron.neox_arguments import BatchSizes, NeoXArgs
 from megatron.neox_arguments.sections import ModelArgs
 from megatron.runtime.device import default_backend, device_name, peak_memory_bytes
+from megatron.runtime.partitioned import whole_numel
 from megatron.training.loop import LoggedStep
 from megatron.training.run_state import RunState
 from megatron.training.setup import Parts, total_steps
@@ -185,6 +186,7 @@ def run_facts(
             num_nodes=parts.world.num_nodes,
             data_parallel_size=grid.data,
             pipe_parallel_size=args.parallelism.pipe_parallel_size,
+            context_parallel_size=grid.context,
             model_parallel_size=grid.model,
             sequence_parallel=parts.groups.sequence_parallel,
             device=device_name(parts.device),
@@ -207,7 +209,7 @@ def run_facts(
         memory=memory_of(
             args,
             batch,
-            parameters=sum(p.numel() for p in model.parameters()),
+            parameters=sum(whole_numel(p) for p in model.parameters()),
             padded_vocab_size=parts.padded_vocab // grid.model,
         ),
     )

@@ -94,7 +94,7 @@ def _set_up_and_train(args: NeoXArgs, world: World) -> RunState:
     resumed = None if args.checkpointing.finetune else found
     args = with_train_iters(args, batch, world)
     data = _build_data(args, parts, batch, resumed)
-    model = build_model(args, parts)
+    model = build_model(args, parts, partitioned=True)
     engine = build_engine(args, parts, model)
     schedule = schedule_to_follow(resumed, build_schedule(args), args.lr_schedule)
     state = _load(args, parts, batch, engine, data, found)
@@ -171,6 +171,7 @@ def _load(
             model_rank=parts.groups.get_model_parallel_rank(),
             model_parallel_size=parts.groups.get_model_parallel_world_size(),
             engine=engine,
+            world=parts.world,
         )
         log.info("finetune: weights of %s; step, optimizer and schedule start afresh", found.path)
         return RunState()
@@ -252,15 +253,17 @@ def _train_loader(run: _Run) -> StepLoader:
     """The training batches that are still to come."""
     dataset = run.data.train
     assert dataset is not None, "train_iters is above 0"
+    groups = run.parts.groups
     return build_step_loader(
         dataset,
         first_sample=run.state.consumed_samples,
         num_steps=total_steps(run.args) - run.state.step,
         batch=run.batch,
-        data_rank=run.parts.groups.get_data_parallel_rank(),
+        data_rank=groups.place.data,
         num_workers=run.args.data.num_workers,
         eod_id=run.parts.tokenizer.eod if run.args.data.eod_mask_loss else None,
         boundaries=Boundaries.of(run.args.data),
+        sequence_part=(groups.place.context, groups.grid.context),
         pin_memory=pins_memory(run.parts.device),
         check_files=run.data.check_files,
     )

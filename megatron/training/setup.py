@@ -18,11 +18,14 @@ from megatron.mpu import ParallelGroups
 from megatron.neox_arguments import BatchSizes, NeoXArgs
 from megatron.optimizers import LRSchedule, weight_decay_groups
 from megatron.runtime.device import local_device
+from megatron.runtime.partitioned import partitioner, register_borrowed
 from megatron.runtime.stock_deepspeed import deepspeed
 from megatron.runtime.world import World
 from megatron.tokenizer import Tokenizer, build_tokenizer, padded_vocab_size
 
 log = get_logger(__name__)
+
+DTYPES = {"fp32": torch.float32, "bfloat16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ def build_parts(args: NeoXArgs, world: World) -> Parts:
         groups=ParallelGroups(
             world,
             model_parallel_size=model_parallel,
+            context_parallel_size=args.parallelism.context_parallel_size,
             sequence_parallel=args.parallelism.sequence_parallel,
             num_kv_heads=args.model.kv_heads,
         ),
@@ -83,8 +87,17 @@ def padding_id(args: NeoXArgs, tokenizer: Tokenizer) -> int:
     return tokenizer.eod if tokenizer.pad is None else tokenizer.pad
 
 
-def build_model(args: NeoXArgs, parts: Parts) -> GPT2Model:
-    """The model with its initial weights, in fp32 on the CPU."""
+def build_model(args: NeoXArgs, parts: Parts, *, partitioned: bool = False) -> GPT2Model:
+    """The model with its initial weights, in fp32 on the CPU.
+
+    With ``partitioned`` a model for ZeRO stage 3 is made as this rank will hold it, layer by layer: its
+    part of each, in the run's precision. The values are the same.
+    """
+    place_layer = None
+    if partitioned and args.optim.zero_stage == 3:
+        place_layer = partitioner(
+            args.deepspeed_config(parts.world.size), parts.groups, DTYPES[args.model.precision]
+        )
     return GPT2Model(
         args.model,
         padded_vocab_size=parts.padded_vocab,
@@ -92,6 +105,7 @@ def build_model(args: NeoXArgs, parts: Parts) -> GPT2Model:
         seed=args.training.seed,
         checkpoint_activations=args.training.checkpoint_activations,
         checkpoint_num_layers=args.training.checkpoint_num_layers,
+        place_layer=place_layer,
     )
 
 
@@ -110,6 +124,8 @@ def build_engine(args: NeoXArgs, parts: Parts, model: GPT2Model) -> Any:
     )
     # Stage 0 in fp32 is clipped by train_step: see megatron.optimizers.grad_norm.
     engine.clip_fp32_gradients = lambda: None
+    for borrower, parameter in model.borrowed_parameters():
+        register_borrowed(borrower, parameter)
     return engine
 
 

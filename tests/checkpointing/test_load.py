@@ -11,6 +11,7 @@ import pytest
 
 from megatron.checkpointing import CheckpointInfo, EngineFacts, load_checkpoint
 from megatron.errors import CheckpointError
+from megatron.runtime.stock_deepspeed import deepspeed
 from megatron.runtime.world import World
 from tests.checkpointing.folders_on_disk import make_manifest
 
@@ -19,8 +20,11 @@ SAVED = EngineFacts(
 )
 
 
-def scaler(*, scale: float, window: int, hysteresis: int, iteration: int) -> DynamicLossScaler:
-    found = DynamicLossScaler(
+loss_scaler = deepspeed.runtime.fp16.loss_scaler
+
+
+def scaler(*, scale: float, window: int, hysteresis: int, iteration: int) -> Any:
+    found = loss_scaler.DynamicLossScaler(
         init_scale=scale,
         scale_window=window,
         min_scale=1.0,
@@ -80,7 +84,11 @@ def load(now: EngineFacts, load_optim: bool = True, step: int = 5, **manifest: A
 @pytest.mark.parametrize(
     ("changes", "saved", "says"),
     [
-        ({"data_parallel_size": 4}, {}, "data_parallel_size 2, this run has 4"),
+        (
+            {"data_parallel_size": 4},
+            {},
+            "data_parallel_size x context_parallel_size 2, this run has 4",
+        ),
         ({"zero_stage": 2}, {}, "zero_stage 1, this run has 2"),
         ({"precision": "fp32"}, {}, "precision bfloat16, this run has fp32"),
         ({}, {"has_optimizer": False}, "no optimizer state"),
@@ -130,7 +138,7 @@ def test_settings_of_the_optimizer_are_the_configuration_s() -> None:
 
 def test_a_loss_scale_that_is_fixed_from_now_on_is_the_configuration_s() -> None:
     engine = FakeEngine(SAVED)
-    engine.optimizer.loss_scaler = LossScaler(scale=128.0)
+    engine.optimizer.loss_scaler = loss_scaler.LossScaler(scale=128.0)
     info = CheckpointInfo(Path("/x/global_step5"), 5, make_manifest(5, engine=SAVED))
     load_checkpoint(engine, info, world=World())
     assert engine.optimizer.loss_scaler.loss_scale == 128.0

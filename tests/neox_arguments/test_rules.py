@@ -118,8 +118,34 @@ def refusal(**changes: Any) -> str:
             "sequence_parallel: 4 ranks (model_parallel_size) cannot share seq_length 6 evenly",
         ),
         (
-            {"zero_optimization": {"stage": 3}},
-            "zero_optimization.stage: stage 3 is not supported yet",
+            {"context_parallel_size": 2, "pipe_parallel_size": 1},
+            "context_parallel_size: 2 ranks cannot share sequences in a pipeline yet (pipe_parallel_size "
+            "is 1): use pipe_parallel_size: 0, and model_parallel_size or ZeRO",
+        ),
+        (
+            {"context_parallel_size": 4, "model_parallel_size": 2},
+            "context_parallel_size: 4 ranks cannot share 2 attention heads evenly (num_attention_heads 4 / "
+            "model_parallel_size 2), of which each attends with some: use a divisor of 2",
+        ),
+        (
+            {"context_parallel_size": 4, "num_attention_heads": 12, "num_kv_heads": 3}
+            | {"hidden_size": 48},
+            "context_parallel_size: 4 ranks cannot share 3 key/value heads evenly (num_kv_heads 3 / "
+            "model_parallel_size 1): one must be a multiple of the other",
+        ),
+        (
+            {"context_parallel_size": 4, "seq_length": 6},
+            "context_parallel_size: 4 ranks cannot share seq_length 6 evenly: it must be a multiple of 4",
+        ),
+        (
+            {"context_parallel_size": 2, "model_parallel_size": 2, "sequence_parallel": True}
+            | {"seq_length": 6},
+            "context_parallel_size: 4 ranks (with sequence_parallel, times model_parallel_size 2) cannot "
+            "share seq_length 6 evenly: it must be a multiple of 4",
+        ),
+        (
+            {"zero_optimization": {"stage": 4}},
+            "zero_optimization.stage: found 4; stages are 0, 1, 2 and 3",
         ),
         ({"min_lr": 0.01}, "min_lr: 0.01 is above the learning rate 0.001"),
         ({"lr_decay_fraction": 0.5}, "lr_decay_fraction: lr_decay_iters is given too"),
@@ -204,9 +230,10 @@ def test_rule(changes: dict[str, Any], text: str) -> None:
     assert refusal(**changes).startswith(text)
 
 
-def test_zero_2_is_refused_with_a_pipeline() -> None:
-    said = refusal(zero_optimization={"stage": 2}, pipe_parallel_size=2)
-    assert "zero_optimization.stage: stage 2 cannot run in DeepSpeed's pipeline engine" in said
+@pytest.mark.parametrize("stage", [2, 3])
+def test_zero_2_and_3_are_refused_with_a_pipeline(stage: int) -> None:
+    said = refusal(zero_optimization={"stage": stage}, pipe_parallel_size=2)
+    assert f"zero_optimization.stage: stage {stage} cannot run in DeepSpeed's pipeline" in said
 
 
 def test_missing_keys_come_in_one_line() -> None:

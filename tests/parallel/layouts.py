@@ -22,6 +22,7 @@ from megatron.data.loader import StepBatch
 from megatron.model import layout
 from megatron.mpu import ParallelGroups
 from megatron.neox_arguments import NeoXArgs
+from megatron.runtime.partitioned import gathered
 from megatron.runtime.world import World
 from megatron.training.setup import Parts, build_engine, build_model, build_parts
 from megatron.training.step import StepSettings, train_step
@@ -37,20 +38,23 @@ Weights = dict[str, npt.NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class Layout:
-    """Attributes: ``model`` tensor-parallel ranks × ``data`` copies, ``sequence`` parallelism, ZeRO stage."""
+    """Attributes: ``model`` tensor-parallel × ``context``-parallel ranks × ``data`` copies, ``sequence``
+    parallelism, ZeRO stage."""
 
     model: int = 1
     sequence: bool = False
     data: int = 1
     zero: int = 0
+    context: int = 1
 
     @property
     def ranks(self) -> int:
-        return self.model * self.data
+        return self.model * self.context * self.data
 
     def __str__(self) -> str:
         sequence = "+SP" if self.sequence else ""
-        return f"TP{self.model}{sequence} x DP{self.data}, ZeRO {self.zero}"
+        context = f" x CP{self.context}" if self.context > 1 else ""
+        return f"TP{self.model}{sequence}{context} x DP{self.data}, ZeRO {self.zero}"
 
 
 @dataclass(frozen=True)
@@ -92,8 +96,13 @@ class Deviation:
 
 LAYOUTS = [
     Layout(model, sequence, data, zero)
-    for model, sequence, data, zero in product((1, 2, 4), (False, True), (1, 2), (0, 1, 2))
+    for model, sequence, data, zero in product((1, 2, 4), (False, True), (1, 2), (0, 1, 2, 3))
     if model > 1 or not sequence
+]
+CONTEXT_LAYOUTS = [
+    Layout(model, sequence, data, zero, context)
+    for model, sequence, context in ((1, False, 2), (1, False, 4), (2, False, 2), (2, True, 2))
+    for data, zero in ((1, 0), (1, 1), (1, 3), (2, 0), (2, 2), (2, 3))
 ]
 VARIANTS = [
     Variant(kv_heads, untied, parallel)
@@ -105,7 +114,7 @@ def train(world: World, place: Layout, variant: Variant, optimizer: str, **chang
     """Train :data:`STEPS` steps on random tokens that depend on nothing but the step."""
     args = NeoXArgs.from_dict(_config(place, variant, optimizer) | changes, world_size=world.size)
     parts = build_parts(args, world)
-    engine = build_engine(args, parts, build_model(args, parts))
+    engine = build_engine(args, parts, build_model(args, parts, partitioned=True))
     engine.train()
     settings = StepSettings(
         parts.device,
@@ -136,6 +145,7 @@ def _config(place: Layout, variant: Variant, optimizer: str) -> dict[str, Any]:
         for key, value in tiny_config(
             _NOWHERE,
             model_parallel_size=place.model,
+            context_parallel_size=place.context,
             sequence_parallel=place.sequence,
             num_layers=variant.layers,
             num_kv_heads=variant.kv_heads,
@@ -146,7 +156,7 @@ def _config(place: Layout, variant: Variant, optimizer: str) -> dict[str, Any]:
             # Two accumulated micro-batches on each rank, whatever their number.
             train_micro_batch_size_per_gpu=BATCH // 2 // place.data,
             optimizer={"type": optimizer, "params": params[optimizer]},
-            zero_optimization={"stage": place.zero},
+            zero_optimization=_zero(place.zero),
             gradient_clipping=CLIPPING,
             init_method="small_init",
             min_lr=0.0,
@@ -155,20 +165,34 @@ def _config(place: Layout, variant: Variant, optimizer: str) -> dict[str, Any]:
     }
 
 
+def _zero(stage: int) -> dict[str, Any]:
+    if stage < 3:
+        return {"stage": stage}
+    # By default stage 3 partitions nothing as small as these models, and frees nothing between uses.
+    return {
+        "stage": 3,
+        "stage3_param_persistence_threshold": 0,
+        "stage3_max_live_parameters": 0,
+        "stage3_max_reuse_distance": 0,
+    }
+
+
 def _batch(step: int, parts: Parts) -> StepBatch:
-    """This rank's part of a step: two micro-batches of all ranks, a part of which each data rank reads."""
+    """This rank's part of a step: two micro-batches of all ranks, a part of which each data rank reads,
+    and each context rank a part of that.
+    """
     generator = torch.Generator().manual_seed(1000 + step)
     # A skewed choice of ids, so that there is something to learn.
     tokens = (torch.rand(2, BATCH // 2, LENGTH + 1, generator=generator) ** 3 * 250).long()
     mask = torch.rand(2, BATCH // 2, LENGTH, generator=generator) < 0.9
-    size = parts.groups.get_data_parallel_world_size()
-    rank = parts.groups.get_data_parallel_rank()
-    return StepBatch(
-        tokens.chunk(size, dim=1)[rank].contiguous(),
-        mask.chunk(size, dim=1)[rank].contiguous(),
+    place, grid = parts.groups.place, parts.groups.grid
+    batch = StepBatch(
+        tokens.chunk(grid.data, dim=1)[place.data].contiguous(),
+        mask.chunk(grid.data, dim=1)[place.data].contiguous(),
         first_sample=step * BATCH,
         num_samples=BATCH,
     )
+    return batch.part_of_sequences(place.context, grid.context)
 
 
 def gathered_weights(model: Any, groups: ParallelGroups) -> Weights:
@@ -179,12 +203,23 @@ def gathered_weights(model: Any, groups: ParallelGroups) -> Weights:
     """
     whole: Weights = {}
     for number, layer in enumerate(model.sequential):
-        mine = {name: p.detach() for name, p in layer.named_parameters()}
+        with gathered(layer.parameters()):
+            mine = {name: p.detach().clone() for name, p in layer.named_parameters()}
+        _require_one_model(mine, groups)
         shards = _of_all_ranks(mine, groups)
         _require_equal_copies(model, shards, groups)
         for name, tensor in layout.join_layer(model.model_args, shards).items():
             whole[f"{number}.{name}"] = tensor.float().numpy().copy()
     return whole
+
+
+def _require_one_model(mine: dict[str, Tensor], groups: ParallelGroups) -> None:
+    """Whoever trained on other tokens has the same weights."""
+    size = groups.get_gradient_world_size()
+    for name, tensor in mine.items() if size > 1 else ():
+        copies = [torch.empty_like(tensor) for _ in range(size)]
+        dist.all_gather(copies, tensor.contiguous(), group=groups.get_gradient_group())
+        assert all(torch.equal(copy, tensor) for copy in copies), f"copies of {name} differ"
 
 
 def _of_all_ranks(mine: dict[str, Tensor], groups: ParallelGroups) -> list[dict[str, Tensor]]:

@@ -177,7 +177,9 @@ def test_a_run_that_only_overflows_ends_with_the_reason(tmp_path: Path) -> None:
     )
     moderate = config_of(tmp_path, "moderate", fp16={"enabled": True, "loss_scale": 128.0})
     (said,) = run_ranks(1, run_all, [lowest, fixed, moderate])
-    assert said[0].startswith("step 6: fp16 gradients overflow at the smallest loss scale, 6.71089e+07")
+    assert said[0].startswith(
+        "step 6: fp16 gradients overflow at the smallest loss scale, 6.71089e+07"
+    )
     assert said[1].startswith(f"step {MOST_SKIPS}: the last {MOST_SKIPS} steps overflowed in fp16")
     assert all("to do: use precision: bfloat16" in text for text in said[:2])
     assert said[2] == f"{STEPS} steps, 0 skipped"

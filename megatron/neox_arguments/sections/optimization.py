@@ -45,9 +45,10 @@ class OptimArgs:
     Always written out for DeepSpeed, whose own default is 0. Also known as `clip_grad`."""
 
     zero_optimization: dict[str, Any] | None = None
-    """DeepSpeed's ZeRO, handed on as written. Stages 0, 1 (each rank keeps a share of the
-    optimizer's state) and 2 (of the gradients too; not with a pipeline); 3 not yet. Half precision runs
-    stage 0 as stage 1, whose numbers are right where DeepSpeed's stage 0 is not."""
+    """DeepSpeed's ZeRO, handed on as written. Each data-parallel rank keeps a share: from stage 1 on of
+    the optimizer's state, from 2 on of the gradients, with 3 of the weights too, which are gathered for
+    each layer's pass; 2 and 3 not with a pipeline. Half precision runs stage 0 as stage 1, whose numbers
+    are right where DeepSpeed's stage 0 is not."""
 
     zero_stage: NonNegativeInt = 0
     """Short for `zero_optimization.stage`. In the checked configuration: the stage that runs."""
