@@ -51,6 +51,7 @@ SAMPLE = [
     (Layout(2, sequence=True, data=2, zero=2), Variant(1, untied=True, layers=1)),
     (Layout(4, sequence=False, zero=0), Variant(2, untied=True, layers=1)),
     (Layout(2, sequence=True, data=2, zero=3), Variant(1, untied=False, layers=1)),
+    (Layout(data=2, zero=3, offload=("optimizer", "param")), Variant(2, untied=True, layers=1)),
 ]
 
 

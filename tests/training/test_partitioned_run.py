@@ -43,6 +43,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "precision": "bfloat16",
         "train_micro_batch_size_per_gpu": 2,
     },
+    "offloaded": {
+        "zero_optimization": PARTITIONED
+        | {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}},
+        "precision": "bfloat16",
+        "model_parallel_size": 2,
+        "train_micro_batch_size_per_gpu": 2,
+    },
 }
 # A run of no step: whatever is evaluated is what was loaded.
 STILL: dict[str, Any] = {
