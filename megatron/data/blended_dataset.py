@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from megatron.data.blend import given_after
-from megatron.data.index_store import BlendMaps, StoredArrays
 from megatron.data.sample_dataset import Sample, SampleDataset
+from megatron.data.stored_arrays import BlendMaps, StoredArrays
 from megatron.errors import DataError
 
 

@@ -14,9 +14,9 @@ from typing import Final
 
 from megatron import logging as neox_logging
 from megatron.data.datasets import DataSplits, build_datasets
-from megatron.data.index_store import StoredArrays
 from megatron.data.sources import all_paths, run_length, store_of
 from megatron.data.splits import samples_wanted
+from megatron.data.stored_arrays import StoredArrays
 from megatron.neox_arguments import NeoXArgs
 from megatron.neox_arguments.arguments_cli import add_config_arguments, args_from_cli
 from megatron.runtime.world import World

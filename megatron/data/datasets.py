@@ -9,19 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from megatron.data.blended_dataset import BlendedDataset
-from megatron.data.index_store import BlendRecipe, IndexStore
+from megatron.data.facts import DataFacts, SplitFacts
+from megatron.data.index_store import IndexStore
 from megatron.data.indexed_dataset import MMapIndexedDataset, data_file_path
 from megatron.data.local_cache import Lease, stage
 from megatron.data.node_memory import hold_in_memory
-from megatron.data.plan import DataFacts, DataPlan, SplitFacts, SplitPlan, plan_indexes
+from megatron.data.plan import plan_indexes
 from megatron.data.progress import Progress
+from megatron.data.recipes import BlendRecipe
 from megatron.data.sample_dataset import SampleDataset, Samples
 from megatron.data.shares import blend_lines
 from megatron.data.sources import DataSettings, open_source, store_of
+from megatron.data.split_plan import DataPlan, SplitPlan
 from megatron.data.splits import SampleCounts
 from megatron.data.warmup import warm_up
 from megatron.errors import DataError
@@ -127,43 +131,31 @@ def build_datasets(
         use_shared_fs=settings.use_shared_fs,
         make_parents=settings.index_cache_dir is not None,
     )
-    ranks = data_parallel_size or world.size
-
-    def prepare() -> DataPlan:
-        return plan_indexes(
-            settings,
-            store,
-            seq_length=seq_length,
-            seed=seed,
-            wanted=wanted,
-            vocab_size=vocab_size,
-            data_parallel_size=ranks,
-            train_epochs=train_epochs,
-            progress=progress,
-        )
-
-    task = index_task(settings, store, prepare)
+    prepare = partial(
+        plan_indexes,
+        settings,
+        store,
+        seq_length=seq_length,
+        seed=seed,
+        wanted=wanted,
+        vocab_size=vocab_size,
+        data_parallel_size=data_parallel_size or world.size,
+        train_epochs=train_epochs,
+        progress=progress,
+    )
     plan = build_or_wait(
-        task,
+        index_task(settings, store, prepare),
         world,
         use_shared_fs=settings.use_shared_fs,
         timeout_s=settings.index_build_timeout_s,
     )
-    if world.is_first:
-        for line in plan.facts.warnings:
-            log.warning("%s", line)
-
     files, lease = _open_files(settings, plan, world)
-
-    def open_here() -> tuple[dict[str, Samples], str]:
-        return _open(
-            files, store, plan, seq_length=seq_length, vocab_size=vocab_size, pad_id=pad_id
-        )
-
+    open_here = partial(
+        _open, files, store, plan, seq_length=seq_length, vocab_size=vocab_size, pad_id=pad_id
+    )
     splits = open_alike(world, open_here, f"index maps in {store.root}")
     if world.is_first:
-        for line in blend_lines(plan.facts.splits, splits):
-            log.info("%s", line)
+        _tell(plan.facts, splits)
     return DataSplits(
         train=splits.get("train"),
         valid=splits.get("valid"),
@@ -175,6 +167,13 @@ def build_datasets(
         lease=lease,
         train_plan=plan.splits.get("train"),
     )
+
+
+def _tell(facts: DataFacts, splits: Mapping[str, Samples]) -> None:
+    for line in facts.warnings:
+        log.warning("%s", line)
+    for line in blend_lines(facts.splits, splits):
+        log.info("%s", line)
 
 
 def index_task(

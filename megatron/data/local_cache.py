@@ -26,8 +26,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from megatron.data.index_store import MANIFEST
 from megatron.data.local_copy import Source, copy, is_whole, prefix_in
+from megatron.data.stored_arrays import MANIFEST
 from megatron.errors import BarrierError, DataError
 from megatron.logging import get_logger
 from megatron.runtime.durable import sync_folder

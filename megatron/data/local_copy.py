@@ -15,9 +15,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from megatron.data.index_store import MANIFEST, hash_of
 from megatron.data.indexed_dataset import data_file_path, index_file_path
 from megatron.data.parallel_read import PIECE, Reading, read_files, write_at
+from megatron.data.recipes import hash_of
+from megatron.data.stored_arrays import MANIFEST
 from megatron.errors import DataError
 from megatron.runtime.durable import new_file, sync_folder
 from megatron.runtime.node_work import Progress

@@ -8,8 +8,8 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from megatron.data.index_store import IndexMaps, StoredArrays
 from megatron.data.indexed_dataset import MMapIndexedDataset
+from megatron.data.stored_arrays import IndexMaps, StoredArrays
 from megatron.data.vocabulary import check_token_ids
 
 NO_LABEL: Final = -100  # in a label file: nothing is learnt here

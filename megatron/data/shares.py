@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from megatron.data.blended_dataset import BlendedDataset
-from megatron.data.plan import SplitFacts
+from megatron.data.facts import SplitFacts
 from megatron.data.sample_dataset import Samples
 
 _SHOWN: Final = 8  # members that are listed one by one

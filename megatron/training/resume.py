@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from megatron.checkpointing import CheckpointInfo
 from megatron.data.datasets import DataSplits, describe_difference
-from megatron.data.plan import SHARED_FACTS
 from megatron.data.progress import Progress
+from megatron.data.split_plan import SHARED_FACTS
 from megatron.errors import CheckpointError
 from megatron.logging import get_logger
 from megatron.neox_arguments import BatchSizes

@@ -18,7 +18,7 @@ from token_files import data_args, letters, write_documents
 from megatron.data import index_store
 from megatron.data.datasets import DataSplits, build_datasets
 from megatron.data.index_maps import ARRAY_NAMES
-from megatron.data.index_store import IndexRecipe
+from megatron.data.recipes import IndexRecipe
 from megatron.data.splits import SampleCounts
 from megatron.errors import DataError, NeoXError
 from megatron.runtime import fs_barrier
@@ -137,7 +137,7 @@ def test_a_warm_start_writes_nothing_and_reads_headers(
 ) -> None:
     expected = arrays_of(start(prefix))
     before = mtimes(prefix.parent)
-    monkeypatch.setattr(index_store, "_content_hash", None)  # calling it would raise
+    monkeypatch.setattr(index_store, "content_hash", None)  # calling it would raise
     assert arrays_of(start(prefix)) == expected
     assert mtimes(prefix.parent) == before
 
