@@ -24,6 +24,9 @@ from megatron.errors import CheckpointError
 from megatron.runtime.stock_deepspeed import Engine
 from megatron.runtime.world import World
 
+# How a user sets what the engine calls so.
+_KEYS = {"data_parallel_size": "data_parallel_size x context_parallel_size"}
+
 
 def load_checkpoint(
     engine: Engine, info: CheckpointInfo, *, world: World, load_optim: bool = True
@@ -136,6 +139,7 @@ def _misfit(
     if not differing:
         return None
     listing = "; ".join(
-        f"{name} {getattr(saved, name)}, this run has {getattr(now, name)}" for name in differing
+        f"{_KEYS.get(name, name)} {getattr(saved, name)}, this run has {getattr(now, name)}"
+        for name in differing
     )
     return f"  found: optimizer state of {listing}\n{to_do}"

@@ -24,7 +24,7 @@ class EngineFacts:
 
     Attributes:
         world_size: processes of the run.
-        data_parallel_size: ranks among which ZeRO split the optimizer's state.
+        data_parallel_size: ranks among which ZeRO split the optimizer's state: data × context.
         model_parallel_size: ranks among which each weight is split.
         zero_stage: 0 to 3.
         precision: ``fp32``, ``bfloat16`` or ``fp16``.

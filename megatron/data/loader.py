@@ -43,7 +43,8 @@ class StepBatch:
         num_samples: samples of the step, over all ranks.
         labels: ``[g, b, s]`` int64, ids of the vocabulary also where masked; None where they are the
             tokens that follow.
-        documents: where documents begin, if the model is to know; always on the CPU.
+        documents: where documents begin, if the model is to know; always on the CPU, and always of
+            whole sequences.
     """
 
     tokens: torch.Tensor
@@ -62,6 +63,22 @@ class StepBatch:
     def targets(self) -> torch.Tensor:
         """What it should have predicted, ``[g, b, s]``."""
         return self.tokens[..., 1:] if self.labels is None else self.labels
+
+    def part_of_sequences(self, rank: int, size: int) -> StepBatch:
+        """The ``rank``-th of ``size`` equal parts of each sequence: s / size inputs and their targets."""
+        if size == 1:
+            return self
+        length = self.loss_mask.size(-1)
+        assert length % size == 0, f"{size} ranks cannot share {length} tokens evenly"
+        start, stop = (place * (length // size) for place in (rank, rank + 1))
+        labels = None if self.labels is None else self.labels[..., start:stop].contiguous()
+        return replace(
+            self,
+            # The last input's target is the next part's first input.
+            tokens=self.tokens[..., start : stop + 1].contiguous(),
+            loss_mask=self.loss_mask[..., start:stop].contiguous(),
+            labels=labels,
+        )
 
     def pin_memory(self) -> StepBatch:
         """The same in page-locked memory, from where an accelerator copies on its own."""
@@ -90,20 +107,22 @@ class _Steps(Dataset["StepBatch | str"]):
         data_rank: int,
         eod_id: int | None,
         boundaries: Boundaries | None,
+        sequence_part: tuple[int, int],
     ) -> None:
         self._dataset, self._first_sample, self._batch = dataset, first_sample, batch
         self._data_rank, self._eod_id, self._boundaries = data_rank, eod_id, boundaries
+        self._sequence_part = sequence_part
 
     def __getitem__(self, step: int) -> StepBatch | str:
         # A DataLoader would wrap a worker's error into its traceback; a user's mistake travels as
         # what it is.
         try:
-            return self.read(step)
+            return self.read(step).part_of_sequences(*self._sequence_part)
         except NeoXError as error:
             return str(error)
 
     def read(self, step: int) -> StepBatch:
-        """The step's batch.
+        """The step's batch, of whole sequences.
 
         Raises:
             DataError: an id is beyond the vocabulary.
@@ -245,6 +264,7 @@ def build_step_loader(
     num_workers: int,
     eod_id: int | None = None,
     boundaries: Boundaries | None = None,
+    sequence_part: tuple[int, int] = (0, 1),
     pin_memory: bool = False,
     check_files: Callable[[], None] | None = None,
 ) -> StepLoader:
@@ -259,6 +279,8 @@ def build_step_loader(
         num_workers: processes that read ahead; 0 reads when asked.
         eod_id: predictions from this token are masked; None masks nothing.
         boundaries: what the model does where a document begins; None does nothing.
+        sequence_part: (rank, size) of the context-parallel ranks, each of which gets a part of each
+            sequence.
         pin_memory: hand over page-locked memory.
         check_files: raises what is wrong with the files, if they are why a worker has died.
 
@@ -275,7 +297,7 @@ def build_step_loader(
             "data_order: epochs from the start",
             everywhere=True,
         )
-    steps = _Steps(dataset, first_sample, batch, data_rank, eod_id, boundaries)
+    steps = _Steps(dataset, first_sample, batch, data_rank, eod_id, boundaries, sequence_part)
     return StepLoader(steps, num_steps, num_workers, pin_memory, check_files)
 
 

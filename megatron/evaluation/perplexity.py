@@ -65,12 +65,10 @@ def score_documents(
     """
     if len(windows) == 0:
         raise ValueError(f"nothing to predict in {windows.num_tokens} tokens")
-    batches = windows.batches(
-        size=micro_batch_size,
-        rank=groups.get_data_parallel_rank(),
-        ranks=groups.get_data_parallel_world_size(),
-    )
-    total = total_loss(model, batches, groups, device)
+    place, grid = groups.place, groups.grid
+    batches = windows.batches(size=micro_batch_size, rank=place.data, ranks=grid.data)
+    parts = (batch.part_of_sequences(place.context, grid.context) for batch in batches)
+    total = total_loss(model, parts, groups, device)
     return Score.of(total.loss_sum, total.tokens, _text_bytes(windows, tokenizer))
 
 

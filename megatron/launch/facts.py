@@ -103,6 +103,7 @@ def _layout(args: NeoXArgs, ranks: int, accelerators: int) -> LayoutFacts:
         num_nodes=max(1, args.launch.num_nodes),
         data_parallel_size=ranks // args.parallelism.ranks_per_replica,
         pipe_parallel_size=args.parallelism.pipe_parallel_size,
+        context_parallel_size=args.parallelism.context_parallel_size,
         model_parallel_size=args.parallelism.model_parallel_size,
         sequence_parallel=args.parallelism.sequence_parallel,
         device="GPU" if accelerators else "cpu",
@@ -119,7 +120,7 @@ def _memory(
     """Memory of one rank by part, with and without ``checkpoint_activations``."""
     if batch is None:
         return
-    on_rank = parameters // args.parallelism.ranks_per_replica
+    on_rank = parameters // args.parallelism.weight_parts
     kept, whole = (
         memory_of(
             args,

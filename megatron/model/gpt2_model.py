@@ -105,7 +105,9 @@ class GPT2Model(nn.Module):
         """Logits of the token after each of ``tokens``.
 
         Args:
-            tokens: [b, s] ids.
+            tokens: [b, s] ids; with context parallelism this rank's part of each sequence, and the
+                logits are those of this part, while ``position_ids`` and ``segments`` are those of
+                whole sequences.
             cache: keys and values of earlier tokens; those of ``tokens`` are added to it.
             position_ids: [b, s] positions in the sequence, 0 ... s - 1 unless given. With a cache,
                 a token looks at all slots up to its own position.
@@ -120,7 +122,8 @@ class GPT2Model(nn.Module):
         embedding, norm, head = (self.sequential[i] for i in (layout.EMBEDDING, -2, -1))
         x = self._blocks(embedding(tokens, position_ids), cache, position_ids, segments)
         if only is not None:
-            assert not self.groups.sequence_parallel, "a token is looked for in whole sequences"
+            shared = self.groups.sequence_parallel or self.groups.get_context_parallel_group()
+            assert not shared, "a token is looked for in whole sequences"
             x = x[torch.arange(x.size(0), device=x.device), only].unsqueeze(1)
         if isinstance(head, TiedHead):
             assert isinstance(embedding, Embedding)

@@ -37,12 +37,17 @@ class Embedding(nn.Module):
         )
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
-        """tokens [b, s] -> [b, s, h]; ``positions`` [b, s] are 0 ... s - 1 unless given."""
+        """tokens [b, s] -> [b, s, h]; ``positions`` are 0, 1, 2 ... unless given.
+
+        With context parallelism ``tokens`` are those of this rank, ``positions`` those of the whole
+        sequence.
+        """
         x: Tensor = self.word_embeddings(tokens)
         if self.position_embeddings is not None:
+            length = tokens.size(1) * self.groups.get_context_parallel_world_size()
             if positions is None:
-                positions = torch.arange(tokens.size(1), device=tokens.device)
-            mine = positions[..., part_of_sequence(tokens.size(1), self.groups)]
+                positions = torch.arange(length, device=tokens.device)
+            mine = positions[..., part_of_sequence(length, self.groups)]
             (table,) = shared_parameters(self.groups, self.position_embeddings.weight)
             x = x + F.embedding(mine, table)
         if self.training and self.dropout:

@@ -119,6 +119,7 @@ class LayoutFacts:
     num_nodes: int
     data_parallel_size: int
     pipe_parallel_size: int
+    context_parallel_size: int
     model_parallel_size: int
     sequence_parallel: bool
     device: str
@@ -205,10 +206,12 @@ def _layout_text(f: LayoutFacts) -> str:
     ranks = "1 rank" if f.world_size == 1 else f"{f.world_size} ranks"
     nodes = "1 node" if f.num_nodes == 1 else f"{f.num_nodes} nodes"
     pipe = f"pipe {f.pipe_parallel_size} × " if f.pipe_parallel_size > 1 else ""
+    context = f"context {f.context_parallel_size} × " if f.context_parallel_size > 1 else ""
     split = " (tokens shared too)" if f.sequence_parallel and f.model_parallel_size > 1 else ""
     host = f", {' and '.join(f.offloaded)} in the host's memory" if f.offloaded else ""
+    axes = f"{pipe}data {f.data_parallel_size} × {context}model {f.model_parallel_size}"
     return (
-        f"{ranks} on {nodes} = {pipe}data {f.data_parallel_size} × model {f.model_parallel_size}{split}; "
+        f"{ranks} on {nodes} = {axes}{split}; "
         f"{f.device}, {f.backend}, {f.precision}, ZeRO stage {f.zero_stage}{host}"
     )
 

@@ -89,6 +89,7 @@ def estimate_memory(
         half_precision: weights and activations have two bytes, and the optimizer an fp32 copy.
         zero_stage: 0: whole optimizer on each rank; 1: its share; 2: gradients too; 3: weights too.
         data_parallel_size: ranks that share under ZeRO.
+        seq_length: tokens of a sequence that the rank holds.
         kv_size: width of all key heads together on this rank.
         mlp_width: inner width of the MLP on this rank, half of ``linear1`` when ``gated``.
         vocab_size: ``V``.

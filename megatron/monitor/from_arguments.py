@@ -69,20 +69,21 @@ def memory_of(
         checkpoint_activations: in place of the configuration's, to compare.
     """
     model, ranks = args.model, args.parallelism.model_parallel_size
+    context = args.parallelism.context_parallel_size
     if checkpoint_activations is None:
         checkpoint_activations = args.training.checkpoint_activations
     return estimate_memory(
         parameters=parameters,
         half_precision=model.precision != "fp32",
         zero_stage=args.optim.zero_stage,
-        data_parallel_size=batch.data_parallel_size,
+        data_parallel_size=batch.data_parallel_size * context,
         micro_batch_size=batch.micro_batch_size,
-        seq_length=model.seq_length,
+        seq_length=model.seq_length // context,
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
         attention_width=model.num_attention_heads * model.head_dim // ranks,
-        # With fewer key/value heads than ranks each holds one.
-        kv_size=max(1, model.kv_heads // ranks) * model.head_dim,
+        # With fewer key/value heads than ranks each holds one; along the context axis of all tokens.
+        kv_size=max(context, model.kv_heads // ranks) * model.head_dim,
         mlp_width=model.mlp_width // ranks,
         sequence_shards=ranks if args.parallelism.sequence_parallel else 1,
         gated=model.is_gated,

@@ -19,12 +19,14 @@ def deepspeed_config(args: NeoXArgs, world_size: int) -> dict[str, Any]:
     """The dict for ``deepspeed.initialize(config=...)``: plain, JSON-able, the caller's to change.
 
     Every DeepSpeed key that the user wrote is in it with the value that was written, also where that
-    equals a default. The one exception is the ZeRO stage of half-precision runs (0 runs as 1). Names
-    that only GPT-NeoX's files have stay out: DeepSpeed would stop at them.
+    equals a default. Two exceptions: the ZeRO stage of half-precision runs (0 runs as 1), and
+    ``train_batch_size`` with context parallelism. DeepSpeed takes each rank that sums gradients for one
+    with samples of its own, so it counts a sample once for each rank that has a part of it. Names that
+    only GPT-NeoX's files have stay out: DeepSpeed would stop at them.
     """
     sizes = args.batch_sizes(world_size)
     config: dict[str, Any] = {
-        "train_batch_size": sizes.global_batch_size,
+        "train_batch_size": sizes.global_batch_size * args.parallelism.context_parallel_size,
         "train_micro_batch_size_per_gpu": sizes.micro_batch_size,
         "gradient_accumulation_steps": sizes.gradient_accumulation_steps,
         "optimizer": _optimizer(args),

@@ -92,6 +92,8 @@ RENAMED: dict[str, str] = {
     "pipeline_parallel_size": "pipe_parallel_size",
     "pipeline_model_parallel_size": "pipe_parallel_size",
     "pp_size": "pipe_parallel_size",
+    "cp_size": "context_parallel_size",
+    "ulysses_parallel_size": "context_parallel_size",
     "rope_theta": "rotary_emb_base",
     "rotary_base": "rotary_emb_base",
     "rms_norm_eps": "rms_norm_epsilon",

@@ -236,10 +236,59 @@ def _key_value_heads_are_shared_evenly(args: NeoXArgs) -> Iterator[Finding]:
         )
 
 
-@_rule("sequence_parallel", "model_parallel_size", "seq_length")
+@_rule(
+    "context_parallel_size",
+    "model_parallel_size",
+    "hidden_size",
+    "num_attention_heads",
+    "num_kv_heads",
+)
+def _context_parallel_ranks_share_heads(args: NeoXArgs) -> Iterator[Finding]:
+    context, ranks = args.parallelism.context_parallel_size, args.parallelism.model_parallel_size
+    heads, kv_heads = args.model.num_attention_heads, args.model.kv_heads
+    assert heads
+    if heads % ranks:
+        return  # _tensor_parallel_ranks_share_evenly says so
+    on_rank, shared = heads // ranks, max(1, kv_heads // ranks)
+    if on_rank % context:
+        yield (
+            "context_parallel_size",
+            f"{context} ranks cannot share {on_rank} attention heads evenly (num_attention_heads {heads} / "
+            f"model_parallel_size {ranks}), of which each attends with some: use a divisor of {on_rank}",
+        )
+    elif shared % context and context % shared:
+        yield (
+            "context_parallel_size",
+            f"{context} ranks cannot share {shared} key/value heads evenly (num_kv_heads {kv_heads} / "
+            f"model_parallel_size {ranks}): one must be a multiple of the other",
+        )
+
+
+@_rule("context_parallel_size", "pipe_parallel_size")
+def _context_parallelism_is_plain(args: NeoXArgs) -> Iterator[Finding]:
+    context, pipe = args.parallelism.context_parallel_size, args.parallelism.pipe_parallel_size
+    if context > 1 and pipe > 0:
+        yield (
+            "context_parallel_size",
+            f"{context} ranks cannot share sequences in a pipeline yet (pipe_parallel_size is {pipe}): use "
+            "pipe_parallel_size: 0, and model_parallel_size or ZeRO for weights that one device does not "
+            "hold",
+        )
+
+
+@_rule("context_parallel_size", "sequence_parallel", "model_parallel_size", "seq_length")
 def _tokens_are_shared_evenly(args: NeoXArgs) -> Iterator[Finding]:
-    ranks, length = args.parallelism.model_parallel_size, args.model.seq_length
-    if args.parallelism.sequence_parallel and length % ranks:
+    context, ranks = args.parallelism.context_parallel_size, args.parallelism.model_parallel_size
+    length, sequence = args.model.seq_length, args.parallelism.sequence_parallel
+    assert length
+    if context > 1 and length % (parts := context * (ranks if sequence else 1)):
+        share = f"{parts} ranks (with sequence_parallel, times model_parallel_size {ranks})"
+        yield (
+            "context_parallel_size",
+            f"{share if sequence else f'{context} ranks'} cannot share seq_length {length} evenly: it must "
+            f"be a multiple of {parts}",
+        )
+    elif sequence and length % ranks:
         yield (
             "sequence_parallel",
             f"{ranks} ranks (model_parallel_size) cannot share seq_length {length} evenly: it must be a "

@@ -18,7 +18,7 @@ from megatron.training.forward import logits_of
 
 @dataclass(frozen=True)
 class LossTotal:
-    """Attributes: ``loss_sum`` in nats over ``tokens`` valid tokens, on all data ranks."""
+    """Attributes: ``loss_sum`` in nats over ``tokens`` valid tokens, on all ranks."""
 
     loss_sum: float
     tokens: int
@@ -33,7 +33,7 @@ class LossTotal:
 def total_loss(
     model: nn.Module, batches: Iterable[StepBatch], groups: ParallelGroups, device: torch.device
 ) -> LossTotal:
-    """Sum the loss over ``batches`` (this rank's part of them) and over all data ranks.
+    """Sum the loss over ``batches`` (this rank's part of them) and over all ranks.
 
     The model is in evaluation mode meanwhile and is left in the mode in which it came.
     """
@@ -50,7 +50,7 @@ def total_loss(
                 total[1] += mask.sum()
     finally:
         model.train(was_training)
-    if groups.get_data_parallel_world_size() > 1:
-        dist.all_reduce(total, group=groups.get_data_parallel_group())
+    if groups.get_gradient_world_size() > 1:
+        dist.all_reduce(total, group=groups.get_gradient_group())
     loss, tokens_seen = total.tolist()
     return LossTotal(loss, int(tokens_seen))

@@ -67,17 +67,18 @@ class EvaluationPlan:
 
     def _loss(self, dataset: Samples | None, first_sample: int) -> float:
         assert dataset is not None
-        parts = self._parts
+        parts, place = self._parts, self._parts.groups.place
         loader = build_step_loader(
             dataset,
             first_sample=first_sample,
             num_steps=self._args.training.eval_iters,
             batch=self._batch,
-            data_rank=parts.groups.get_data_parallel_rank(),
+            data_rank=place.data,
             # Evaluations are short: starting workers would take longer than they save.
             num_workers=0,
             eod_id=parts.tokenizer.eod if self._args.data.eod_mask_loss else None,
             boundaries=Boundaries.of(self._args.data),
+            sequence_part=(place.context, parts.groups.grid.context),
         )
         try:
             return total_loss(self._model, loader, parts.groups, parts.device).mean

@@ -12,11 +12,14 @@ from megatron.model import Segments, positions_within
 
 
 def logits_of(model: Callable[..., Any], batch: StepBatch, micro: int) -> Tensor:
-    """Logits of one micro-batch of ``batch``, which is on the model's device: ``[b, s, v]``."""
+    """Logits of one micro-batch of ``batch``, which is on the model's device: ``[b, s, v]``.
+
+    With context parallelism ``batch`` holds a part of each sequence, and the logits are its.
+    """
     inputs, documents = batch.inputs[micro], batch.documents
     options: dict[str, Any] = {}
     if documents is not None:
-        starts, length = documents.starts[micro], inputs.size(1)
+        starts, length = documents.starts[micro], documents.seq_length
         if documents.boundaries.reset_position_ids:
             there = starts.to(inputs.device, non_blocking=True)
             options["position_ids"] = positions_within(there, length)

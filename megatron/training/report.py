@@ -177,6 +177,7 @@ def run_facts(
             num_nodes=parts.world.num_nodes,
             data_parallel_size=grid.data,
             pipe_parallel_size=args.parallelism.pipe_parallel_size,
+            context_parallel_size=grid.context,
             model_parallel_size=grid.model,
             sequence_parallel=parts.groups.sequence_parallel,
             device=device_name(parts.device),

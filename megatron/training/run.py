@@ -253,15 +253,17 @@ def _train_loader(run: _Run) -> StepLoader:
     """The training batches that are still to come."""
     dataset = run.data.train
     assert dataset is not None, "train_iters is above 0"
+    groups = run.parts.groups
     return build_step_loader(
         dataset,
         first_sample=run.state.consumed_samples,
         num_steps=total_steps(run.args) - run.state.step,
         batch=run.batch,
-        data_rank=run.parts.groups.get_data_parallel_rank(),
+        data_rank=groups.place.data,
         num_workers=run.args.data.num_workers,
         eod_id=run.parts.tokenizer.eod if run.args.data.eod_mask_loss else None,
         boundaries=Boundaries.of(run.args.data),
+        sequence_part=(groups.place.context, groups.grid.context),
         pin_memory=pins_memory(run.parts.device),
         check_files=run.data.check_files,
     )

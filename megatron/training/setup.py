@@ -67,6 +67,7 @@ def build_parts(args: NeoXArgs, world: World) -> Parts:
         groups=ParallelGroups(
             world,
             model_parallel_size=model_parallel,
+            context_parallel_size=args.parallelism.context_parallel_size,
             sequence_parallel=args.parallelism.sequence_parallel,
             num_kv_heads=args.model.kv_heads,
         ),

@@ -2,8 +2,9 @@
 
 The loss of a step is the sum over all its valid tokens, divided by how many there are in the whole
 global batch. A mean of per-rank means would weigh a rank with few valid tokens like a full one.
-DeepSpeed divides gradients by the number of micro-batches and of data ranks; each micro-loss is
-multiplied by both beforehand, so that what remains is exactly 1 / valid tokens.
+DeepSpeed divides gradients by the number of micro-batches and of the ranks that it sums them over
+(data × context); each micro-loss is multiplied by both beforehand, so that what remains is exactly
+1 / valid tokens.
 
 Shapes: a = micro-batches of a step on one rank, b = micro-batch size, s = sequence length.
 """
@@ -82,10 +83,9 @@ def train_step(
         group["lr"] = learning_rate
     batch = batch.to(settings.device)
     mask, micro_batches = batch.loss_mask, len(batch.tokens)
-    data_size = groups.get_data_parallel_world_size()
     # Both stay on the device, so that the forward pass need not wait for them.
     valid = _global_count(mask, groups)
-    scale = (micro_batches * data_size / valid).float()
+    scale = (micro_batches * groups.get_gradient_world_size() / valid).float()
     local_sum = torch.zeros((), dtype=torch.float64, device=settings.device)
     for micro in range(micro_batches):
         if settings.has_dropout:
@@ -93,7 +93,8 @@ def train_step(
                 settings.seed,
                 step=step,
                 micro_batch=micro,
-                data_rank=groups.get_data_parallel_rank(),
+                data_rank=groups.place.data,
+                context_rank=groups.place.context,
             )
         logits = logits_of(engine, batch, micro)
         loss = loss_sum(logits, batch.targets[micro], mask[micro], groups, z_loss=settings.z_loss)
@@ -124,22 +125,22 @@ def _global_count(mask: torch.Tensor, groups: ParallelGroups) -> torch.Tensor:
     A step without one valid token has the loss and the gradient 0, not 0 / 0.
     """
     count = mask.sum(dtype=torch.float64)
-    if groups.get_data_parallel_world_size() > 1:
-        dist.all_reduce(count, group=groups.get_data_parallel_group())
+    if groups.get_gradient_world_size() > 1:
+        dist.all_reduce(count, group=groups.get_gradient_group())
     return count.clamp(min=1)
 
 
 def _agree(
     local_sum: torch.Tensor, valid: torch.Tensor, stop_asked: bool, groups: ParallelGroups
 ) -> tuple[float, bool]:
-    """The mean loss of all data ranks, and whether any rank was asked to stop.
+    """The mean loss of all tokens, and whether any rank was asked to stop.
 
     All travels in one collective and is read once, so that asking costs nothing. A signal reaches the
     ranks at different times: whoever shares a model must hear of it too, or would train on alone.
     """
     sums = torch.stack([local_sum, torch.full_like(local_sum, float(stop_asked))])
-    if groups.get_data_parallel_world_size() > 1:
-        dist.all_reduce(sums, group=groups.get_data_parallel_group())
+    if groups.get_gradient_world_size() > 1:
+        dist.all_reduce(sums, group=groups.get_gradient_group())
     if groups.get_model_parallel_world_size() > 1:
         dist.all_reduce(sums[1:], group=groups.get_model_parallel_group())
     total, stops, count = torch.cat([sums, valid.unsqueeze(0)]).tolist()

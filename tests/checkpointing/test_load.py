@@ -60,7 +60,11 @@ def load(now: EngineFacts, load_optim: bool = True, step: int = 5, **manifest: A
 @pytest.mark.parametrize(
     ("changes", "saved", "says"),
     [
-        ({"data_parallel_size": 4}, {}, "data_parallel_size 2, this run has 4"),
+        (
+            {"data_parallel_size": 4},
+            {},
+            "data_parallel_size x context_parallel_size 2, this run has 4",
+        ),
         ({"zero_stage": 2}, {}, "zero_stage 1, this run has 2"),
         ({"precision": "fp32"}, {}, "precision bfloat16, this run has fp32"),
         ({}, {"has_optimizer": False}, "no optimizer state"),

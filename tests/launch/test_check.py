@@ -96,6 +96,22 @@ def test_memory_with_and_without_recomputation(page: Any) -> None:
     assert f"activations {with_it}" in memory
 
 
+def test_ranks_that_share_sequences(page: Any) -> None:
+    def activations(lines: list[str]) -> float:
+        both = next(line for line in lines if line.startswith("activations "))
+        size, unit = both.split(", ")[1].split()[:2]
+        return float(size) * {"KiB": 1, "MiB": 1024}[unit]
+
+    one = page("run", "--set", "num_gpus=1")
+    two = page("run", "--set", "num_gpus=2", "--set", "context_parallel_size=2")
+    layout = "layout 2 ranks on 1 node = data 1 × context 2 × model 1; cpu, gloo, fp32"
+    assert any(line.startswith(layout) for line in two)
+    assert activations(two) == pytest.approx(activations(one) / 2, rel=0.01)
+    assert [line for line in two if "parameters" in line] == [
+        line for line in one if "parameters" in line
+    ]
+
+
 def test_doubts_and_missing_files_are_looked_at(page: Any) -> None:
     text = "\n".join(page(warmup=1.0, lr_decay_iters=6, split="1,0,0", save=None))
     assert "look at warmup: 1 x 6 decay steps = 6 steps of warm-up, the run has 3" in text

@@ -81,6 +81,7 @@ def test_the_block_of_facts() -> None:
             num_nodes=1,
             data_parallel_size=2,
             pipe_parallel_size=0,
+            context_parallel_size=1,
             model_parallel_size=1,
             sequence_parallel=False,
             device="cpu",

@@ -99,6 +99,13 @@ def test_every_key_of_the_deepspeed_section_is_tested_above() -> None:
     assert keys - {"scheduler"} <= set(WRITTEN)
 
 
+def test_deepspeed_counts_a_sample_once_for_each_rank_that_has_a_part_of_it() -> None:
+    shared = deepspeed(4, context_parallel_size=2)
+    # Two copies of the model, of two ranks each, read 2 samples each: 4 of ours, 8 of DeepSpeed's.
+    assert (shared["train_batch_size"], shared["train_micro_batch_size_per_gpu"]) == (8, 2)
+    assert "context_parallel_size" not in shared
+
+
 def test_the_smallest_file_leaves_nothing_to_deepspeeds_defaults() -> None:
     assert deepspeed(2, optimizer=..., zero_optimization=..., min_lr=0.0) == {
         "train_batch_size": 4,

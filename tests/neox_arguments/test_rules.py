@@ -118,6 +118,32 @@ def refusal(**changes: Any) -> str:
             "sequence_parallel: 4 ranks (model_parallel_size) cannot share seq_length 6 evenly",
         ),
         (
+            {"context_parallel_size": 2, "pipe_parallel_size": 1},
+            "context_parallel_size: 2 ranks cannot share sequences in a pipeline yet (pipe_parallel_size "
+            "is 1): use pipe_parallel_size: 0, and model_parallel_size or ZeRO",
+        ),
+        (
+            {"context_parallel_size": 4, "model_parallel_size": 2},
+            "context_parallel_size: 4 ranks cannot share 2 attention heads evenly (num_attention_heads 4 / "
+            "model_parallel_size 2), of which each attends with some: use a divisor of 2",
+        ),
+        (
+            {"context_parallel_size": 4, "num_attention_heads": 12, "num_kv_heads": 3}
+            | {"hidden_size": 48},
+            "context_parallel_size: 4 ranks cannot share 3 key/value heads evenly (num_kv_heads 3 / "
+            "model_parallel_size 1): one must be a multiple of the other",
+        ),
+        (
+            {"context_parallel_size": 4, "seq_length": 6},
+            "context_parallel_size: 4 ranks cannot share seq_length 6 evenly: it must be a multiple of 4",
+        ),
+        (
+            {"context_parallel_size": 2, "model_parallel_size": 2, "sequence_parallel": True}
+            | {"seq_length": 6},
+            "context_parallel_size: 4 ranks (with sequence_parallel, times model_parallel_size 2) cannot "
+            "share seq_length 6 evenly: it must be a multiple of 4",
+        ),
+        (
             {"zero_optimization": {"stage": 4}},
             "zero_optimization.stage: found 4; stages are 0, 1, 2 and 3",
         ),

@@ -55,6 +55,7 @@ def test_keys_that_are_not_gpt_neoxs_are_few_and_ours() -> None:
         "data_local_cache_limit_gb",
         "reset_position_ids",
         "reset_attention_mask",
+        "context_parallel_size",
     }
 
 

@@ -38,23 +38,25 @@ Weights = dict[str, npt.NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class Layout:
-    """Attributes: ``model`` tensor-parallel ranks × ``data`` copies, ``sequence`` parallelism, ZeRO stage,
-    what is offloaded to the host: ``optimizer``, ``param``, or both."""
+    """Attributes: ``model`` tensor-parallel × ``context``-parallel ranks × ``data`` copies, ``sequence``
+    parallelism, ZeRO stage, what is offloaded to the host: ``optimizer``, ``param``, or both."""
 
     model: int = 1
     sequence: bool = False
     data: int = 1
     zero: int = 0
+    context: int = 1
     offload: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> int:
-        return self.model * self.data
+        return self.model * self.context * self.data
 
     def __str__(self) -> str:
         sequence = "+SP" if self.sequence else ""
+        context = f" x CP{self.context}" if self.context > 1 else ""
         offload = "".join(f", {what} offloaded" for what in self.offload)
-        return f"TP{self.model}{sequence} x DP{self.data}, ZeRO {self.zero}{offload}"
+        return f"TP{self.model}{sequence}{context} x DP{self.data}, ZeRO {self.zero}{offload}"
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ LAYOUTS = [
     if model > 1 or not sequence
 ]
 LAYOUTS += [
-    Layout(model, model > 1, 2, zero, offload)
+    Layout(model, model > 1, 2, zero, offload=offload)
     for model in (1, 2)
     for zero, offload in (
         (1, ("optimizer",)),
@@ -109,6 +111,11 @@ LAYOUTS += [
         (3, ("param",)),
         (3, ("optimizer", "param")),
     )
+]
+CONTEXT_LAYOUTS = [
+    Layout(model, sequence, data, zero, context)
+    for model, sequence, context in ((1, False, 2), (1, False, 4), (2, False, 2), (2, True, 2))
+    for data, zero in ((1, 0), (1, 1), (1, 3), (2, 0), (2, 2), (2, 3))
 ]
 VARIANTS = [
     Variant(kv_heads, untied, parallel)
@@ -151,6 +158,7 @@ def _config(place: Layout, variant: Variant, optimizer: str) -> dict[str, Any]:
         for key, value in tiny_config(
             _NOWHERE,
             model_parallel_size=place.model,
+            context_parallel_size=place.context,
             sequence_parallel=place.sequence,
             num_layers=variant.layers,
             num_kv_heads=variant.kv_heads,
@@ -187,19 +195,21 @@ def _zero(place: Layout) -> dict[str, Any]:
 
 
 def _batch(step: int, parts: Parts) -> StepBatch:
-    """This rank's part of a step: two micro-batches of all ranks, a part of which each data rank reads."""
+    """This rank's part of a step: two micro-batches of all ranks, a part of which each data rank reads,
+    and each context rank a part of that.
+    """
     generator = torch.Generator().manual_seed(1000 + step)
     # A skewed choice of ids, so that there is something to learn.
     tokens = (torch.rand(2, BATCH // 2, LENGTH + 1, generator=generator) ** 3 * 250).long()
     mask = torch.rand(2, BATCH // 2, LENGTH, generator=generator) < 0.9
-    size = parts.groups.get_data_parallel_world_size()
-    rank = parts.groups.get_data_parallel_rank()
-    return StepBatch(
-        tokens.chunk(size, dim=1)[rank].contiguous(),
-        mask.chunk(size, dim=1)[rank].contiguous(),
+    place, grid = parts.groups.place, parts.groups.grid
+    batch = StepBatch(
+        tokens.chunk(grid.data, dim=1)[place.data].contiguous(),
+        mask.chunk(grid.data, dim=1)[place.data].contiguous(),
         first_sample=step * BATCH,
         num_samples=BATCH,
     )
+    return batch.part_of_sequences(place.context, grid.context)
 
 
 def gathered_weights(model: Any, groups: ParallelGroups) -> Weights:
@@ -212,11 +222,21 @@ def gathered_weights(model: Any, groups: ParallelGroups) -> Weights:
     for number, layer in enumerate(model.sequential):
         with gathered(layer.parameters()):
             mine = {name: p.detach().clone() for name, p in layer.named_parameters()}
+        _require_one_model(mine, groups)
         shards = _of_all_ranks(mine, groups)
         _require_equal_copies(model, shards, groups)
         for name, tensor in layout.join_layer(model.model_args, shards).items():
             whole[f"{number}.{name}"] = tensor.float().numpy().copy()
     return whole
+
+
+def _require_one_model(mine: dict[str, Tensor], groups: ParallelGroups) -> None:
+    """Whoever trained on other tokens has the same weights."""
+    size = groups.get_gradient_world_size()
+    for name, tensor in mine.items() if size > 1 else ():
+        copies = [torch.empty_like(tensor) for _ in range(size)]
+        dist.all_gather(copies, tensor.contiguous(), group=groups.get_gradient_group())
+        assert all(torch.equal(copy, tensor) for copy in copies), f"copies of {name} differ"
 
 
 def _of_all_ranks(mine: dict[str, Tensor], groups: ParallelGroups) -> list[dict[str, Tensor]]:

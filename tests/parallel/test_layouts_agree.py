@@ -12,6 +12,7 @@ import pytest
 from megatron.runtime.world import World
 from tests.parallel.layouts import (
     CLIPPING,
+    CONTEXT_LAYOUTS,
     LAYOUTS,
     STEPS,
     VARIANTS,
@@ -26,12 +27,15 @@ from tests.parallel.layouts import (
 from tests.support.ranks import run_ranks
 
 LIMIT = 1e-5
-# Every layout with one variant, and every variant on three layouts: each value of a variant meets each
-# of tensor-parallel size, sequence parallelism, copies and ZeRO stage.
+# Every layout with one variant, and every variant on five layouts: each value of a variant meets each
+# of tensor-parallel size, sequence parallelism, context parallelism, copies and ZeRO stage.
 CASES = list(
     dict.fromkeys(
         [
-            *((place, Variant(2, untied=True, parallel=True)) for place in LAYOUTS),
+            *(
+                (place, Variant(2, untied=True, parallel=True))
+                for place in LAYOUTS + CONTEXT_LAYOUTS
+            ),
             *(
                 (place, variant)
                 for number, variant in enumerate(VARIANTS)
@@ -39,6 +43,8 @@ CASES = list(
                     Layout(2, sequence=number % 2 == 0, data=1, zero=number // 2 % 2),
                     Layout(2, sequence=number % 2 == 1, data=2, zero=number // 4 % 2),
                     Layout(4, sequence=number // 2 % 2 == 0, data=1, zero=number % 2),
+                    Layout(2, sequence=number % 2 == 0, zero=number // 2 % 2, context=2),
+                    Layout(data=1 + number % 2, zero=number // 2 % 2, context=4),
                 )
             ),
         ]
@@ -50,6 +56,8 @@ SAMPLE = [
     (Layout(2, sequence=True, zero=0), Variant(2, untied=True, layers=1)),
     (Layout(2, sequence=True, data=2, zero=2), Variant(1, untied=True, layers=1)),
     (Layout(4, sequence=False, zero=0), Variant(2, untied=True, layers=1)),
+    (Layout(zero=3, context=2), Variant(4, untied=False, layers=1)),
+    (Layout(2, sequence=True, zero=2, context=2), Variant(2, untied=True, layers=1)),
     (Layout(2, sequence=True, data=2, zero=3), Variant(1, untied=False, layers=1)),
     (Layout(data=2, zero=3, offload=("optimizer", "param")), Variant(2, untied=True, layers=1)),
 ]

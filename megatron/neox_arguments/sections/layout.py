@@ -24,6 +24,12 @@ class ParallelismArgs:
     """true shares the tokens of norms, dropout and residuals among the tensor-parallel ranks too, which
     would otherwise all hold all of them. `seq_length` must be a multiple of `model_parallel_size`."""
 
+    context_parallel_size: PositiveInt = 1
+    """Ranks that share each sequence, for sequences whose activations are too large for one: each holds
+    a part of the tokens, and around attention they exchange tokens for heads (Ulysses). It must divide
+    `seq_length` (times `model_parallel_size` with `sequence_parallel`) and the heads of each
+    tensor-parallel rank; above 1 it needs `pipe_parallel_size: 0`."""
+
     pipe_partition_method: Annotated[str, Ignored("there is one pipeline stage")] = (
         "type:transformer|mlp"
     )
@@ -31,7 +37,12 @@ class ParallelismArgs:
 
     @property
     def ranks_per_replica(self) -> int:
-        """Ranks that hold one copy of the model."""
+        """Ranks that compute one sample together."""
+        return self.weight_parts * self.context_parallel_size
+
+    @property
+    def weight_parts(self) -> int:
+        """Parts that the model's weights are cut into, of which a rank holds one."""
         return max(1, self.pipe_parallel_size) * self.model_parallel_size
 
 
