@@ -118,7 +118,8 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class LayoutFacts:
-    """Sizes of the axes; ``pipe_parallel_size`` 0 is the plain form."""
+    """Sizes of the axes; ``pipe_parallel_size`` 0 is the plain form. ``offloaded`` names what lies in the
+    host's memory."""
 
     world_size: int
     num_nodes: int
@@ -131,6 +132,7 @@ class LayoutFacts:
     backend: str
     precision: str
     zero_stage: int
+    offloaded: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -212,10 +214,11 @@ def _layout_text(f: LayoutFacts) -> str:
     pipe = f"pipe {f.pipe_parallel_size} × " if f.pipe_parallel_size > 1 else ""
     context = f"context {f.context_parallel_size} × " if f.context_parallel_size > 1 else ""
     split = " (tokens shared too)" if f.sequence_parallel and f.model_parallel_size > 1 else ""
+    host = f", {' and '.join(f.offloaded)} in the host's memory" if f.offloaded else ""
     axes = f"{pipe}data {f.data_parallel_size} × {context}model {f.model_parallel_size}"
     return (
         f"{ranks} on {nodes} = {axes}{split}; "
-        f"{f.device}, {f.backend}, {f.precision}, ZeRO stage {f.zero_stage}"
+        f"{f.device}, {f.backend}, {f.precision}, ZeRO stage {f.zero_stage}{host}"
     )
 
 
@@ -236,10 +239,15 @@ def _split_text(s: SplitFacts, taking: str) -> str:
     return f"{epoch}; {taking} {s.samples_wanted:,} samples, {float_text(epochs)} epochs"
 
 
+def offloaded_text(m: MemoryEstimate) -> str:
+    """What is added about memory of the host, where there is something to add."""
+    return f"; {bytes_text(m.host)} more in the host's memory" if m.host else ""
+
+
 def _memory_text(m: MemoryEstimate) -> str:
     return (
         f"about {bytes_text(m.total)} a rank beside the program itself: "
         f"weights {bytes_text(m.weights)}, gradients {bytes_text(m.gradients)}, "
         f"optimizer {bytes_text(m.optimizer)}, buffers {bytes_text(m.buffers)}, "
-        f"activations {bytes_text(m.activations)}"
+        f"activations {bytes_text(m.activations)}{offloaded_text(m)}"
     )

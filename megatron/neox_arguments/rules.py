@@ -20,6 +20,11 @@ from megatron.neox_arguments.nested_keys import NOT_DEEPSPEEDS
 from megatron.neox_arguments.problems import Problems, shown
 from megatron.neox_arguments.registry import KNOWN_KEYS, meant_key
 from megatron.neox_arguments.sections.model import ATTENTION_KINDS, expand_attention_config
+from megatron.neox_arguments.zero_rules import (
+    offloading_is_here,
+    zero_options_are_here,
+    zero_stage_is_here,
+)
 
 if TYPE_CHECKING:
     from megatron.neox_arguments.arguments import NeoXArgs
@@ -291,17 +296,9 @@ def _tokens_are_shared_evenly(args: NeoXArgs) -> Iterator[Finding]:
         )
 
 
-@_rule("zero_optimization", "zero_stage", "pipe_parallel_size")
-def _zero_is_here(args: NeoXArgs) -> Iterator[Finding]:
-    stage = args.optim.zero_stage
-    if stage > 3:
-        yield "zero_optimization.stage", f"found {stage}; stages are 0, 1, 2 and 3"
-    elif stage >= 2 and args.parallelism.pipe_parallel_size > 0:
-        yield (
-            "zero_optimization.stage",
-            f"stage {stage} cannot run in DeepSpeed's pipeline engine, which adds up gradients that "
-            f"stage {stage} would have given away: use stage 1, or pipe_parallel_size: 0",
-        )
+_rule("zero_optimization", "zero_stage", "pipe_parallel_size")(zero_stage_is_here)
+_rule("zero_optimization", "optimizer", "zero_force_ds_cpu_optimizer")(offloading_is_here)
+_rule("zero_optimization", "prescale_gradients", "gradient_predivide_factor")(zero_options_are_here)
 
 
 @_rule("lr", "min_lr", "lr_decay_style")

@@ -25,6 +25,7 @@ warnings.filterwarnings("ignore", category=FutureWarning, module=r"deepspeed")
 
 import deepspeed  # noqa: E402
 import deepspeed.accelerator  # noqa: E402
+import deepspeed.git_version_info  # noqa: E402
 import deepspeed.ops  # noqa: E402
 import deepspeed.runtime.compiler  # noqa: E402
 
@@ -49,4 +50,10 @@ logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
 # deepspeed.DeepSpeedEngine, which has no types.
 Engine: TypeAlias = Any
 
-__all__ = ["Engine", "deepspeed"]
+
+def is_prebuilt(op: str) -> bool:
+    """Whether DeepSpeed was installed with its compiled ``op``; others it compiles when they are used."""
+    return bool(deepspeed.git_version_info.installed_ops.get(op, False))
+
+
+__all__ = ["Engine", "deepspeed", "is_prebuilt"]

@@ -193,6 +193,7 @@ def run_facts(
             backend=args.training.distributed_backend or default_backend(),
             precision=m.precision,
             zero_stage=args.optim.zero_stage,
+            offloaded=args.optim.offloaded,
         ),
         batch=batch_facts(batch),
         splits=[

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from megatron.data.sources import run_length
+from megatron.errors import ConfigError
 from megatron.logging import get_logger
 from megatron.model import GPT2Model
 from megatron.mpu import ParallelGroups
@@ -19,7 +20,7 @@ from megatron.neox_arguments import BatchSizes, NeoXArgs
 from megatron.optimizers import LRSchedule, weight_decay_groups
 from megatron.runtime.device import local_device
 from megatron.runtime.partitioned import partitioner, register_borrowed
-from megatron.runtime.stock_deepspeed import deepspeed
+from megatron.runtime.stock_deepspeed import deepspeed, is_prebuilt
 from megatron.runtime.world import World
 from megatron.tokenizer import Tokenizer, build_tokenizer, padded_vocab_size
 
@@ -114,7 +115,11 @@ def build_engine(args: NeoXArgs, parts: Parts, model: GPT2Model) -> Any:
 
     The learning rate is set before every step (see :class:`LRSchedule`), so the engine gets no
     scheduler.
+
+    Raises:
+        ConfigError: the optimizer would first have to be compiled.
     """
+    _require_built_optimizer(args)
     engine, _, _, _ = deepspeed.initialize(
         model=model,
         model_parameters=weight_decay_groups(model, args.optim.weight_decay),
@@ -127,6 +132,19 @@ def build_engine(args: NeoXArgs, parts: Parts, model: GPT2Model) -> Any:
     for borrower, parameter in model.borrowed_parameters():
         register_borrowed(borrower, parameter)
     return engine
+
+
+def _require_built_optimizer(args: NeoXArgs) -> None:
+    own_adam = args.optim.name != "sgd" and args.optim.params.get("torch_adam") is False
+    if own_adam and "optimizer" in args.optim.offloaded and not is_prebuilt("cpu_adam"):
+        raise ConfigError(
+            "optimizer.params.torch_adam is false and the optimizer is offloaded\n"
+            "  found: a DeepSpeed that was installed without its own Adam for the host (cpu_adam), and "
+            "would compile it now\n"
+            "  to do: take torch_adam out, for PyTorch's Adam, or install DeepSpeed with "
+            "DS_BUILD_CPU_ADAM=1",
+            everywhere=True,
+        )
 
 
 def with_train_iters(args: NeoXArgs, batch: BatchSizes, world: World) -> NeoXArgs:

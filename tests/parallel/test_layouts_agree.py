@@ -59,6 +59,7 @@ SAMPLE = [
     (Layout(zero=3, context=2), Variant(4, untied=False, layers=1)),
     (Layout(2, sequence=True, zero=2, context=2), Variant(2, untied=True, layers=1)),
     (Layout(2, sequence=True, data=2, zero=3), Variant(1, untied=False, layers=1)),
+    (Layout(data=2, zero=3, offload=("optimizer", "param")), Variant(2, untied=True, layers=1)),
 ]
 
 
