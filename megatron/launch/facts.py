@@ -11,7 +11,7 @@ from pathlib import Path
 
 from megatron.launch.data_facts import DataPage, data_page
 from megatron.launch.vocabulary import count_vocabulary
-from megatron.monitor.console import LayoutFacts, RunFacts, facts_block
+from megatron.monitor.console import LayoutFacts, RunFacts, facts_block, offloaded_text
 from megatron.monitor.from_arguments import batch_facts, flops_a_token, memory_of, model_facts
 from megatron.monitor.units import bytes_text, count_text, flops_text
 from megatron.neox_arguments import BatchSizes, NeoXArgs
@@ -110,6 +110,7 @@ def _layout(args: NeoXArgs, ranks: int, accelerators: int) -> LayoutFacts:
         backend=args.training.distributed_backend or ("nccl" if accelerators else "gloo"),
         precision=args.model.precision,
         zero_stage=args.optim.zero_stage,
+        offloaded=args.optim.offloaded,
     )
 
 
@@ -136,7 +137,7 @@ def _memory(
         "memory",
         f"about {bytes_text(now.total)} a rank beside the program itself: "
         + ", ".join(f"{part} {bytes_text(getattr(now, part))}" for part in parts)
-        + f", activations {bytes_text(now.activations)}",
+        + f", activations {bytes_text(now.activations)}{offloaded_text(now)}",
     )
     yield (
         "",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from megatron.monitor.console import BatchFacts, ModelFacts
 from megatron.monitor.estimates import (
     DEFAULT_BUCKET_SIZE,
+    DEFAULT_PREFETCH,
+    DEFAULT_REUSE_DISTANCE,
     MemoryEstimate,
     estimate_memory,
     flops_per_token,
@@ -89,7 +91,28 @@ def memory_of(
         checkpoint_activations=checkpoint_activations,
         optimizer_states=_optimizer_states(args),
         bucket_size=args.optim.zero_reduce_bucket_size or DEFAULT_BUCKET_SIZE,
+        live_parameters=_live_parameters(args, parameters, padded_vocab_size),
+        offload_optimizer="optimizer" in args.optim.offloaded,
+        offload_weights="weights" in args.optim.offloaded,
     )
+
+
+def _live_parameters(args: NeoXArgs, parameters: int, padded_vocab_size: int) -> int:
+    """The most parameters that are whole at a time under ZeRO stage 3, at the end of the forward pass.
+
+    DeepSpeed keeps what is needed again within ``stage3_max_reuse_distance`` parameters: the way there
+    and back through the last layers. In front of it lies what is fetched ahead, and at least a layer.
+    """
+    zero, model = args.optim.zero_optimization or {}, args.model
+    table = padded_vocab_size * model.hidden_size
+    tables = table * (2 if model.no_weight_tying else 1)
+    layer = max(table, max(0, parameters - tables) // model.num_layers)
+    ahead = min(
+        zero.get("stage3_prefetch_bucket_size", DEFAULT_PREFETCH),
+        zero.get("stage3_max_live_parameters", DEFAULT_REUSE_DISTANCE),
+    )
+    kept = zero.get("stage3_max_reuse_distance", DEFAULT_REUSE_DISTANCE) // 2
+    return int(min(parameters, kept + layer + ahead))
 
 
 def _optimizer_states(args: NeoXArgs) -> int:

@@ -21,6 +21,11 @@ from megatron.neox_arguments.pipe_partition import PartitionError, stage_layers
 from megatron.neox_arguments.problems import Problems, shown
 from megatron.neox_arguments.registry import KNOWN_KEYS, meant_key
 from megatron.neox_arguments.sections.model import ATTENTION_KINDS, expand_attention_config
+from megatron.neox_arguments.zero_rules import (
+    offloading_is_here,
+    zero_options_are_here,
+    zero_stage_is_here,
+)
 
 if TYPE_CHECKING:
     from megatron.neox_arguments.arguments import NeoXArgs
@@ -329,17 +334,9 @@ def _tokens_are_shared_evenly(args: NeoXArgs) -> Iterator[Finding]:
         )
 
 
-@_rule("zero_optimization", "zero_stage", "pipe_parallel_size")
-def _zero_is_here(args: NeoXArgs) -> Iterator[Finding]:
-    stage = args.optim.zero_stage
-    if stage > 3:
-        yield "zero_optimization.stage", f"found {stage}; stages are 0, 1, 2 and 3"
-    elif stage >= 2 and args.parallelism.pipe_parallel_size > 0:
-        yield (
-            "zero_optimization.stage",
-            f"stage {stage} cannot run in DeepSpeed's pipeline engine, which adds up gradients that "
-            f"stage {stage} would have given away: use stage 1, or pipe_parallel_size: 0",
-        )
+_rule("zero_optimization", "zero_stage", "pipe_parallel_size")(zero_stage_is_here)
+_rule("zero_optimization", "optimizer", "zero_force_ds_cpu_optimizer")(offloading_is_here)
+_rule("zero_optimization", "prescale_gradients", "gradient_predivide_factor")(zero_options_are_here)
 
 
 @_rule("lr", "min_lr", "lr_decay_style")
@@ -504,6 +501,7 @@ def _optimizer_knows_its_options(args: NeoXArgs) -> Iterator[Finding]:
 _SWITCHES_NOT_YET = {
     "checkpoint": ("load_universal",),
     "bf16": ("bf16_master_weights_and_grads", "bf16_optimizer_states"),
+    "fp16": ("fp16_master_weights_and_grads",),
 }
 
 
@@ -515,13 +513,40 @@ def _deepspeed_options_are_here(args: NeoXArgs) -> Iterator[Finding]:
                 yield f"{group}.{key}", "is not supported yet: take it out"
 
 
+@_rule("fp16", "loss_scale", "dynamic_loss_scale")
+def _the_loss_scale_is_fixed_or_dynamic(args: NeoXArgs) -> Iterator[Finding]:
+    scaling = args.loss_scaling
+    if scaling.dynamic_loss_scale is None or scaling.dynamic_loss_scale != bool(scaling.loss_scale):
+        return
+    if scaling.dynamic_loss_scale:
+        yield (
+            "dynamic_loss_scale",
+            f"is true, but loss_scale fixes the factor at {scaling.loss_scale:g}: keep one",
+        )
+    else:
+        yield (
+            "dynamic_loss_scale",
+            "is false, but loss_scale fixes no factor: give one, or take it out",
+        )
+
+
 # What a run should say once.
+
+
+# What DeepSpeed does unless it is told otherwise, which GPT-NeoX's files write out.
+_LOSS_SCALING = {"loss_scale": 0, "loss_scale_window": 1000, "min_loss_scale": 1, "hysteresis": 2}
 
 
 def _notes(args: NeoXArgs) -> Iterator[str]:
     model = args.model
     if args.parallelism.sequence_parallel and args.parallelism.model_parallel_size == 1:
         yield "ignored: sequence_parallel (there is one tensor-parallel rank)"
+    scaling = args.ds.fp16 or {}
+    if model.precision != "fp16" and "enabled" not in scaling:
+        asked = [key for key, value in scaling.items() if value != _LOSS_SCALING.get(key)]
+        if asked:
+            keys = ", ".join(f"fp16.{key}" for key in asked)
+            yield f"ignored: {keys} (precision is {model.precision}: only fp16 scales the loss)"
     for group, foreign in NOT_DEEPSPEEDS.items():
         written = [f"{group}.{key}" for key in getattr(args.ds, group) or {} if key in foreign]
         if written:

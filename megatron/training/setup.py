@@ -13,6 +13,7 @@ import torch
 
 from megatron.data.boundaries import Boundaries
 from megatron.data.sources import run_length
+from megatron.errors import ConfigError
 from megatron.logging import get_logger
 from megatron.losses.pipeline import PipelineLoss
 from megatron.model import GPT2Model
@@ -23,7 +24,7 @@ from megatron.neox_arguments.pipe_partition import stage_layers
 from megatron.optimizers import LRSchedule, sum_norms_of_stages, weight_decay_groups
 from megatron.runtime.device import local_device
 from megatron.runtime.partitioned import partitioner, register_borrowed
-from megatron.runtime.stock_deepspeed import deepspeed
+from megatron.runtime.stock_deepspeed import deepspeed, is_prebuilt
 from megatron.runtime.world import World
 from megatron.tokenizer import Tokenizer, build_tokenizer, padded_vocab_size
 
@@ -131,7 +132,11 @@ def build_engine(args: NeoXArgs, parts: Parts, model: GPT2Model) -> Any:
 
     The learning rate is set before every step (see :class:`LRSchedule`), so the engine gets no
     scheduler.
+
+    Raises:
+        ConfigError: the optimizer would first have to be compiled.
     """
+    _require_built_optimizer(args)
     pipe = None
     if args.parallelism.pipe_parallel_size > 0:
         loss = PipelineLoss(parts.groups, z_loss=args.alignment.z_loss)
@@ -159,6 +164,19 @@ def model_of(engine: Any) -> GPT2Model:
     model = engine.module.stage if isinstance(engine.module, GPT2ModelPipe) else engine.module
     assert isinstance(model, GPT2Model)
     return model
+
+
+def _require_built_optimizer(args: NeoXArgs) -> None:
+    own_adam = args.optim.name != "sgd" and args.optim.params.get("torch_adam") is False
+    if own_adam and "optimizer" in args.optim.offloaded and not is_prebuilt("cpu_adam"):
+        raise ConfigError(
+            "optimizer.params.torch_adam is false and the optimizer is offloaded\n"
+            "  found: a DeepSpeed that was installed without its own Adam for the host (cpu_adam), and "
+            "would compile it now\n"
+            "  to do: take torch_adam out, for PyTorch's Adam, or install DeepSpeed with "
+            "DS_BUILD_CPU_ADAM=1",
+            everywhere=True,
+        )
 
 
 def with_train_iters(args: NeoXArgs, batch: BatchSizes, world: World) -> NeoXArgs:

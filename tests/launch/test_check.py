@@ -86,6 +86,16 @@ def test_a_whole_page(page: Any, tmp_path: Path) -> None:
     assert not any(line.startswith("look at") for line in lines)
 
 
+def test_what_is_offloaded_is_said(page: Any) -> None:
+    host = {"device": "cpu"}
+    zero = {"stage": 3, "offload_optimizer": host, "offload_param": host}
+    text = "\n".join(page(zero_optimization=zero))
+    assert "fp32, ZeRO stage 3, optimizer and weights in the host's memory" in text
+    assert "optimizer 0 B" in text
+    assert "more in the host's memory" in text
+    assert "in the host's memory" not in "\n".join(page())
+
+
 def test_memory_with_and_without_recomputation(page: Any) -> None:
     lines = page(checkpoint_activations=True)
     memory = next(line for line in lines if line.startswith("memory"))

@@ -40,7 +40,8 @@ Weights = dict[str, npt.NDArray[np.float32]]
 @dataclass(frozen=True)
 class Layout:
     """Attributes: ``model`` tensor-parallel × ``context``-parallel ranks × ``data`` copies × ``pipe`` stages
-    (0: no pipeline engine), ``sequence`` parallelism, ZeRO stage."""
+    (0: no pipeline engine), ``sequence`` parallelism, ZeRO stage, what is offloaded to the host:
+    ``optimizer``, ``param``, or both."""
 
     model: int = 1
     sequence: bool = False
@@ -48,6 +49,7 @@ class Layout:
     zero: int = 0
     context: int = 1
     pipe: int = 0
+    offload: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -57,7 +59,8 @@ class Layout:
         sequence = "+SP" if self.sequence else ""
         context = f" x CP{self.context}" if self.context > 1 else ""
         pipe = f"PP{self.pipe} x " if self.pipe else ""
-        return f"{pipe}TP{self.model}{sequence}{context} x DP{self.data}, ZeRO {self.zero}"
+        offload = "".join(f", {what} offloaded" for what in self.offload)
+        return f"{pipe}TP{self.model}{sequence}{context} x DP{self.data}, ZeRO {self.zero}{offload}"
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,17 @@ LAYOUTS = [
     Layout(model, sequence, data, zero)
     for model, sequence, data, zero in product((1, 2, 4), (False, True), (1, 2), (0, 1, 2, 3))
     if model > 1 or not sequence
+]
+LAYOUTS += [
+    Layout(model, model > 1, 2, zero, offload=offload)
+    for model in (1, 2)
+    for zero, offload in (
+        (1, ("optimizer",)),
+        (2, ("optimizer",)),
+        (3, ("optimizer",)),
+        (3, ("param",)),
+        (3, ("optimizer", "param")),
+    )
 ]
 CONTEXT_LAYOUTS = [
     Layout(model, sequence, data, zero, context)
@@ -161,7 +175,7 @@ def _config(place: Layout, variant: Variant, optimizer: str) -> dict[str, Any]:
             # Two accumulated micro-batches on each rank, whatever their number.
             train_micro_batch_size_per_gpu=BATCH // 2 // place.data,
             optimizer={"type": optimizer, "params": params[optimizer]},
-            zero_optimization=_zero(place.zero),
+            zero_optimization=_zero(place),
             gradient_clipping=CLIPPING,
             init_method="small_init",
             min_lr=0.0,
@@ -170,16 +184,20 @@ def _config(place: Layout, variant: Variant, optimizer: str) -> dict[str, Any]:
     }
 
 
-def _zero(stage: int) -> dict[str, Any]:
-    if stage < 3:
-        return {"stage": stage}
-    # By default stage 3 partitions nothing as small as these models, and frees nothing between uses.
-    return {
-        "stage": 3,
-        "stage3_param_persistence_threshold": 0,
-        "stage3_max_live_parameters": 0,
-        "stage3_max_reuse_distance": 0,
-    }
+def _zero(place: Layout) -> dict[str, Any]:
+    zero: dict[str, Any] = {"stage": place.zero}
+    zero |= {f"offload_{what}": {"device": "cpu"} for what in place.offload}
+    if place.zero == 3:
+        # By default stage 3 partitions nothing as small as these models, and frees nothing between uses.
+        zero |= dict.fromkeys(
+            (
+                "stage3_param_persistence_threshold",
+                "stage3_max_live_parameters",
+                "stage3_max_reuse_distance",
+            ),
+            0,
+        )
+    return zero
 
 
 def _batch(step: int, parts: Parts) -> StepBatch:
