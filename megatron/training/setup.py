@@ -18,9 +18,9 @@ from megatron.logging import get_logger
 from megatron.losses.pipeline import PipelineLoss
 from megatron.model import GPT2Model
 from megatron.model.pipeline import GPT2ModelPipe
+from megatron.monitor.pipeline_facts import layers_of_stages
 from megatron.mpu import ParallelGroups
 from megatron.neox_arguments import BatchSizes, NeoXArgs
-from megatron.neox_arguments.pipe_partition import stage_layers
 from megatron.optimizers import LRSchedule, sum_norms_of_stages, weight_decay_groups
 from megatron.runtime.device import local_device
 from megatron.runtime.partitioned import partitioner, register_borrowed
@@ -113,17 +113,6 @@ def build_model(args: NeoXArgs, parts: Parts, *, partitioned: bool = False) -> G
         checkpoint_num_layers=args.training.checkpoint_num_layers,
         place_layer=place_layer,
         layers=layers_of_stages(args, parts.padded_vocab)[parts.groups.get_pipe_parallel_rank()],
-    )
-
-
-def layers_of_stages(args: NeoXArgs, padded_vocab: int) -> tuple[range, ...]:
-    """The layers of each pipeline stage; without a pipeline there is one."""
-    parallelism = args.parallelism
-    return stage_layers(
-        args.model,
-        max(1, parallelism.pipe_parallel_size),
-        parallelism.pipe_partition_method,
-        padded_vocab,
     )
 
 

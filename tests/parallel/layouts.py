@@ -121,6 +121,14 @@ CONTEXT_LAYOUTS = [
     for model, sequence, context in ((1, False, 2), (1, False, 4), (2, False, 2), (2, True, 2))
     for data, zero in ((1, 0), (1, 1), (1, 3), (2, 0), (2, 2), (2, 3))
 ]
+PIPE_LAYOUTS = [
+    place
+    for pipe, model, sequence, data, zero in product(
+        (1, 2, 4), (1, 2, 4), (False, True), (1, 2), (0, 1)
+    )
+    if (model > 1 or not sequence)
+    and (place := Layout(model, sequence, data, zero, pipe=pipe)).ranks <= 8
+]
 VARIANTS = [
     Variant(kv_heads, untied, parallel)
     for kv_heads, untied, parallel in product((4, 2, 1), (False, True), (False, True))
