@@ -5,7 +5,8 @@ manifest, found whole by :func:`megatron.checkpointing.find.find_checkpoint`, ge
 files depend on is compared first.
 
 The optimizer's files also hold its settings (weight decay, betas, eps) and would bring them back: a
-key changed for the rest of a run would have no effect. Its state is loaded, its settings are kept.
+key changed for the rest of a run would have no effect. Its state is loaded, its settings are kept. The
+same goes for clipping, and for the loss scaling of fp16.
 """
 
 from __future__ import annotations
@@ -103,14 +104,32 @@ def _load(engine: Engine, info: CheckpointInfo, load_optim: bool) -> None:
 @contextmanager
 def _settings_kept(engine: Engine) -> Iterator[None]:
     """Within the block the optimizer may get other settings; at its end it has those from before."""
+    optimizer = engine.optimizer
     kept = [
         {name: value for name, value in group.items() if name != "params"}
-        for group in engine.optimizer.param_groups
+        for group in optimizer.param_groups
     ]
+    own = {name: getattr(optimizer, name, None) for name in ("clip_grad", "loss_scaler")}
     yield
     # Asked for again: loading replaces the groups, not their content.
-    for group, settings in zip(engine.optimizer.param_groups, kept, strict=True):
+    for group, settings in zip(optimizer.param_groups, kept, strict=True):
         group.update(settings)
+    if own["clip_grad"] is not None:
+        optimizer.clip_grad = own["clip_grad"]
+    if own["loss_scaler"] is not None:
+        _continue_scaling(own["loss_scaler"], optimizer.loss_scaler)
+        optimizer.loss_scaler = own["loss_scaler"]
+        optimizer.dynamic_loss_scale = own["loss_scaler"].dynamic
+
+
+def _continue_scaling(ours: Any, stored: Any) -> None:
+    """Put DeepSpeed's loss scaler ``ours`` where ``stored`` was, as far as both follow overflows."""
+    if not (ours.dynamic and stored.dynamic):
+        return
+    for name in ("cur_iter", "last_overflow_iter"):
+        setattr(ours, name, getattr(stored, name))
+    ours.cur_hysteresis = min(stored.cur_hysteresis, ours.delayed_shift)
+    ours.cur_scale = max(stored.cur_scale, ours.min_scale)
 
 
 def _misfit(

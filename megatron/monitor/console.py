@@ -28,6 +28,8 @@ class Interval:
         consumed_samples: samples read since the beginning of training; ``consumed_tokens`` likewise.
         eta: seconds to the end at this speed.
         mfu: share of the device's peak that the model's arithmetic uses, 0 to 1; None if unknown.
+        loss_scale: what the next step's loss is multiplied by in fp16, else None.
+        skipped: steps whose gradients overflowed in fp16, and which changed nothing.
     """
 
     step: int
@@ -44,6 +46,8 @@ class Interval:
     consumed_tokens: int
     eta: float
     mfu: float | None = None
+    loss_scale: float | None = None
+    skipped: int = 0
 
 
 def interval_line(interval: Interval) -> str:
@@ -55,6 +59,8 @@ def interval_line(interval: Interval) -> str:
         f"loss {i.loss:.4f}",
         f"lr {i.learning_rate:.2e}",
         f"grad norm {float_text(i.grad_norm)}" if i.grad_norm is not None else "",
+        f"loss scale {i.loss_scale:,.10g}" if i.loss_scale is not None else "",
+        f"{i.skipped} skipped" if i.skipped else "",
         f"{count_text(i.tokens_per_sec)} tok/s",
         f"{float_text(i.samples_per_sec)} samples/s",
         f"{duration_text(i.iteration_time)}/step, data {waiting:.0%}",

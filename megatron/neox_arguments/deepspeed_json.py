@@ -45,10 +45,13 @@ def deepspeed_config(args: NeoXArgs, world_size: int) -> dict[str, Any]:
         config[item.name] = thaw(value)
         for foreign in NOT_DEEPSPEEDS.get(item.name, ()):
             config[item.name].pop(foreign, None)
-    if config.get("fp16", {}).get("enabled"):
-        config["fp16"]["enabled"] = (
-            False  # with type: bfloat16, an older file's way to ask for that
-        )
+    if args.model.precision == "fp16":
+        config["fp16"] = {**config.get("fp16", {}), "enabled": True}
+        if args.loss_scaling.dynamic_loss_scale:
+            config["fp16"]["loss_scale"] = 0
+    elif config.get("fp16", {}).get("enabled"):
+        # With type: bfloat16, an older file's way to ask for that.
+        config["fp16"]["enabled"] = False
     if args.model.precision == "bfloat16":
         config["bf16"] = {**config.get("bf16", {}), "enabled": True}
     if args.ds_extras.fp32_allreduce:

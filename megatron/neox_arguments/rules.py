@@ -463,6 +463,7 @@ def _optimizer_knows_its_options(args: NeoXArgs) -> Iterator[Finding]:
 _SWITCHES_NOT_YET = {
     "checkpoint": ("load_universal",),
     "bf16": ("bf16_master_weights_and_grads", "bf16_optimizer_states"),
+    "fp16": ("fp16_master_weights_and_grads",),
 }
 
 
@@ -474,7 +475,28 @@ def _deepspeed_options_are_here(args: NeoXArgs) -> Iterator[Finding]:
                 yield f"{group}.{key}", "is not supported yet: take it out"
 
 
+@_rule("fp16", "loss_scale", "dynamic_loss_scale")
+def _the_loss_scale_is_fixed_or_dynamic(args: NeoXArgs) -> Iterator[Finding]:
+    scaling = args.loss_scaling
+    if scaling.dynamic_loss_scale is None or scaling.dynamic_loss_scale != bool(scaling.loss_scale):
+        return
+    if scaling.dynamic_loss_scale:
+        yield (
+            "dynamic_loss_scale",
+            f"is true, but loss_scale fixes the factor at {scaling.loss_scale:g}: keep one",
+        )
+    else:
+        yield (
+            "dynamic_loss_scale",
+            "is false, but loss_scale fixes no factor: give one, or take it out",
+        )
+
+
 # What a run should say once.
+
+
+# What DeepSpeed does unless it is told otherwise, which GPT-NeoX's files write out.
+_LOSS_SCALING = {"loss_scale": 0, "loss_scale_window": 1000, "min_loss_scale": 1, "hysteresis": 2}
 
 
 def _notes(args: NeoXArgs) -> Iterator[str]:
@@ -483,6 +505,12 @@ def _notes(args: NeoXArgs) -> Iterator[str]:
         yield "pipe_parallel_size: 1 runs the plain form, without a pipeline engine, as 0 does"
     if args.parallelism.sequence_parallel and args.parallelism.model_parallel_size == 1:
         yield "ignored: sequence_parallel (there is one tensor-parallel rank)"
+    scaling = args.ds.fp16 or {}
+    if model.precision != "fp16" and "enabled" not in scaling:
+        asked = [key for key, value in scaling.items() if value != _LOSS_SCALING.get(key)]
+        if asked:
+            keys = ", ".join(f"fp16.{key}" for key in asked)
+            yield f"ignored: {keys} (precision is {model.precision}: only fp16 scales the loss)"
     for group, foreign in NOT_DEEPSPEEDS.items():
         written = [f"{group}.{key}" for key in getattr(args.ds, group) or {} if key in foreign]
         if written:

@@ -24,6 +24,7 @@ warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distri
 warnings.filterwarnings("ignore", category=FutureWarning, module=r"deepspeed")
 
 import deepspeed  # noqa: E402
+import deepspeed.accelerator  # noqa: E402
 import deepspeed.git_version_info  # noqa: E402
 import deepspeed.ops  # noqa: E402
 import deepspeed.runtime.compiler  # noqa: E402
@@ -39,6 +40,10 @@ with mock.patch.object(
     deepspeed.runtime.compiler, "compile", return_value=lambda function: function
 ):
     importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+
+if device_kind() == "cpu":
+    # DeepSpeed refuses fp16 where the CPU has no instructions for it; PyTorch computes it all the same.
+    deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True
 
 logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
 

@@ -90,6 +90,12 @@ class Reporter:
         samples_per_sec = batch.global_batch_size / at.seconds
         tokens_per_sec = samples_per_sec * args.model.seq_length
         total = total_steps(args)
+        scaling: dict[str, float] = {}
+        if at.loss_scale is not None:
+            scaling = {
+                "train/loss_scale": at.loss_scale,
+                "train/skipped_iterations": at.skipped,
+            }
         self._monitor.write(
             {
                 "iteration": state.step,
@@ -97,6 +103,7 @@ class Reporter:
                 "train/lm_loss": at.loss,
                 "train/learning_rate": at.learning_rate,
                 "train/grad_norm": at.grad_norm,
+                **scaling,
                 "runtime/tokens_per_sec": tokens_per_sec,
                 "runtime/samples_per_sec": samples_per_sec,
                 "runtime/iteration_time": at.seconds,
@@ -110,6 +117,8 @@ class Reporter:
             loss=at.loss,
             learning_rate=at.learning_rate,
             grad_norm=at.grad_norm,
+            skipped=at.skipped,
+            loss_scale=at.loss_scale,
             tokens_per_sec=tokens_per_sec,
             samples_per_sec=samples_per_sec,
             iteration_time=at.seconds,

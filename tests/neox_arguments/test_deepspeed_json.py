@@ -167,6 +167,23 @@ def test_half_precision_switches_bf16_on_and_stage_0_to_1() -> None:
     assert config["zero_optimization"] == {"stage": 1, "reduce_scatter": True}
 
 
+def test_loss_scaling_in_flat_and_in_nested_words() -> None:
+    flat = {"loss_scale_window": 500.0, "min_scale": 2, "hysteresis": 3, "dynamic_loss_scale": True}
+    config = deepspeed(precision="fp16", **flat)
+    assert config["fp16"] == {
+        "enabled": True,
+        "loss_scale": 0,
+        "loss_scale_window": 500,
+        "min_loss_scale": 2,
+        "hysteresis": 3,
+    }
+    assert config["zero_optimization"] == {"stage": 1}
+    assert "bf16" not in config
+    nested = {"fp16": True, "enabled": True, "initial_scale_power": 12, "loss_scale": 64.0}
+    config = deepspeed(precision=..., fp16=nested)
+    assert config["fp16"] == {"enabled": True, "initial_scale_power": 12, "loss_scale": 64.0}
+
+
 def test_an_older_files_way_to_ask_for_bfloat16() -> None:
     config = deepspeed(precision=..., fp16={"type": "bfloat16", "enabled": True, "loss_scale": 0})
     assert config["fp16"] == {"enabled": False, "loss_scale": 0}

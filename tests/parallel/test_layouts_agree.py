@@ -65,10 +65,10 @@ SAMPLE = [
 
 def table(found: dict[tuple[Layout, Variant], Deviation]) -> str:
     """Every case with its largest deviations."""
-    rows = [f"{'layout':26}{'variant':28}{'loss':>9}{'norm':>9}{'weight':>9}"]
+    rows = [f"{'layout':34}{'variant':28}{'loss':>9}{'norm':>9}{'weight':>9}"]
     for (place, variant), off in found.items():
         numbers = "".join(f"{value:9.1e}" for value in (off.loss, off.norm, off.weight))
-        rows.append(f"{place!s:26}{variant!s:28}{numbers}  {off.worst_weight}")
+        rows.append(f"{place!s:34}{variant!s:28}{numbers}  {off.worst_weight}")
     return "\n".join(rows)
 
 

@@ -47,6 +47,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
         "train_micro_batch_size_per_gpu": 1,
     },
+    "fp16": {
+        "zero_optimization": PARTITIONED,
+        "precision": "fp16",
+        "no_weight_tying": False,
+        "train_micro_batch_size_per_gpu": 1,
+    },
     "offloaded": {
         "zero_optimization": PARTITIONED
         | {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}},
