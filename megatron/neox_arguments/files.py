@@ -27,6 +27,8 @@ def resolve(name: str | Path, conf_dir: str | Path | None) -> Path | None:
     folders = [Path()] if conf_dir is None or Path(name).is_absolute() else [Path(conf_dir), Path()]
     for folder in folders:
         whole = folder / name
+        if not whole.name:
+            continue  # a folder, such as "." and "/"
         for candidate in (whole, *(whole.with_name(whole.name + suffix) for suffix in SUFFIXES)):
             if candidate.is_file():
                 return candidate

@@ -152,8 +152,14 @@ def apply_overrides(merged: Merged, overrides: Iterable[str], problems: Problems
             continue
         head = ALIASES.get(str(path[0]), str(path[0]))
         path = SHORTHANDS.get(head, (head,)) + path[1:] if len(path) == 1 else (head, *path[1:])
-        if path in seen:
+        if path in seen or _is_inside(merged.values, path, seen):
             problems.add(dotted, "given twice on the command line: keep one", place)
+            continue
+        undone = [inner for inner in seen if inner[: len(path)] == path]
+        if undone:
+            before = ".".join(map(str, undone[0]))
+            text = f"undoes {before}, which stands before it: put it first, or keep one"
+            problems.add(dotted, text, place)
             continue
         seen.add(path)
         value, texts, unreadable = _override_value(head if len(path) == 1 else "", text)
@@ -164,8 +170,22 @@ def apply_overrides(merged: Merged, overrides: Iterable[str], problems: Problems
             merged.drop(path)
             _drop_shorthands(merged, path)
             merged.places[path] = place
+            for depth in range(1, len(path)):
+                merged.places.setdefault(path[:depth], place)  # groups that it has made
             for inner, written in texts.items():
                 merged.texts[path + inner] = written
+
+
+def _is_inside(values: Mapping[str, Any], path: KeyPath, given: set[KeyPath]) -> bool:
+    """Whether one of the groups that were ``given`` whole has ``path``."""
+    if not any(path[: len(outer)] == outer for outer in given):
+        return False
+    inside: Any = values
+    for part in path:
+        if not isinstance(inside, dict) or part not in inside:
+            return False
+        inside = inside[part]
+    return True
 
 
 def _how_to_set(override: str) -> str:

@@ -39,6 +39,8 @@ _BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "o
 _PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
 # In place of a value that could not be read: its key is left out, so that nothing more is said about it.
 _UNREADABLE: Any = object()
+# More than any key can take, less than Python's own limit.
+_MOST_DIGITS = 1000
 # Aliases can make a short text stand for an endless one.
 _MAX_NODES = 100_000
 
@@ -87,6 +89,8 @@ def plain_scalar(text: str) -> Any:
             f"{text} is ambiguous (eight-based in YAML 1.1): write it without the 0 in front"
         )
     if _INT.fullmatch(text):
+        if len(text) > _MOST_DIGITS:
+            raise ValueError(f"a number of {len(text):,} digits means nothing here")
         return int(text.replace("_", ""), 0)
     if text in (".nan", ".NaN", ".NAN"):
         return math.nan

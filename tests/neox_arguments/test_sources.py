@@ -104,6 +104,7 @@ def test_many_problems_are_grouped_by_file_and_kept_to_ten_lines(base: Path) -> 
         ("BASE", "BASE: no such configuration file in HERE; did you mean base.yml?"),
         ("no/base", "no/base: no such configuration file: HERE/no is no folder"),
         ("../base", "../base: no such configuration file in PARENT"),
+        (".", ".: no such configuration file in HERE"),
     ],
 )
 def test_missing_files(base: Path, name: str, text: str) -> None:
@@ -215,6 +216,10 @@ def test_a_short_name_overrides_the_nested_key(base: Path) -> None:
             'command line: seed: found "x", expected a whole number from 0 up to 4294967295',
         ),
         ("seed.a=3", "command line: seed.a: seed is 1234, which holds no keys"),
+        (
+            "log_interval.a=3",
+            "command line: log_interval: found {'a': 3}, expected a whole number from 1",
+        ),
         ("warmup=[1", 'command line: warmup: cannot read the value "[1": put it in quotes'),
         (
             "warmup=.nan",
@@ -230,6 +235,19 @@ def test_bad_overrides(base: Path, override: str, text: str) -> None:
 def test_an_override_given_twice(base: Path) -> None:
     found = message("base.yml", overrides=["lr=1e-4", "optimizer.params.lr=1e-3"])
     assert found == "command line: optimizer.params.lr: given twice on the command line: keep one"
+
+
+def test_overrides_of_a_group_and_of_its_keys(base: Path) -> None:
+    overrides = ["optimizer.params={betas: [0.8, 0.9]}", "optimizer.params.lr=4e-4"]
+    optim = NeoXArgs.from_ymls(["base.yml"], overrides=overrides).optim
+    assert (optim.lr, optim.betas) == (4e-4, (0.8, 0.9))
+    found = message("base.yml", overrides=["optimizer.params={lr: 1e-4}", "lr=2e-4"])
+    assert found == "command line: lr: given twice on the command line: keep one"
+    found = message("base.yml", overrides=overrides[::-1])
+    assert found == (
+        "command line: optimizer.params: undoes optimizer.params.lr, which stands before it: put it first, "
+        "or keep one"
+    )
 
 
 def parse(*argv: str) -> NeoXArgs:
