@@ -59,6 +59,9 @@ def test_the_tool(tmp_path: Path) -> None:
     (folder / "effective_config.json").write_text(json.dumps(flat(seed=9)))
     for checkpoint in ("ckpt", "ckpt/global_step3"):
         assert run(tmp_path, "a.yml", checkpoint) == (1, "seed: 1234 → 9\n", "")
+        assert run(tmp_path, "a.yml", checkpoint, "--set", "seed=1234") == (0, "", "")
+    status, _, said = run(tmp_path, "a.yml", "ckpt", "--set", "sed=3")
+    assert (status, said) == (2, "error: command line: sed: unknown key; did you mean seed?\n")
     status, _, said = run(tmp_path, "a.yml", "ckpt/global_step3/configs")
     assert status == 2
     assert said.startswith("error: ckpt/global_step3/configs/configs/effective_config.json: cannot")

@@ -5,9 +5,9 @@ python tools/config/diff.py configs/125M.yml configs/350M.yml
 python tools/config/diff.py configs/125M.yml,configs/local_setup.yml checkpoints
 python tools/config/diff.py checkpoints/global_step1000 checkpoints/global_step2000
 
-Files with commas between them are put together first, and --set is put over the right side. A checkpoint
-is its folder, or the folder of all of them, whose latest counts. The status is 0 if nothing differs, 1 if
-something does, 2 if one cannot be read.
+Files with commas between them are put together first, and --set is put over the right side, a checkpoint's
+values too. A checkpoint is its folder, or the folder of all of them, whose latest counts. The status is 0
+if nothing differs, 1 if something does, 2 if one cannot be read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +29,16 @@ from megatron.neox_arguments.differences import differences
 _EFFECTIVE = Path("configs") / "effective_config.json"
 
 
-def flat_values(side: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
-    """The values of a checkpoint's folder, or of files with commas between them.
+def flat_values(side: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The values of a checkpoint's folder, or of files with commas between them, under ``overrides``.
 
     Raises:
         NeoXError: it cannot be read.
     """
     if Path(side).is_dir():
-        return values_of_checkpoint(Path(side))
+        values = values_of_checkpoint(Path(side))
+        # Without overrides as they stand, whichever version of this project has written them.
+        return NeoXArgs.from_dict(values, overrides=overrides).flat() if overrides else values
     try:
         return NeoXArgs.from_ymls(side.split(","), overrides, may_be_a_part=True).flat()
     except NeoXError as error:
