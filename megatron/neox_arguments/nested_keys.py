@@ -49,6 +49,9 @@ _SGD: dict[str, Any] = {
 }
 OPTIMIZER_PARAMS: dict[str, dict[str, Any]] = {"adam": _ADAM, "adamw": _ADAM, "sgd": _SGD}
 
+# 2^127 is the largest that a float32, in which the scaled loss is, can hold.
+_PowerOfTwo = Annotated[int, Range(low=0, high=127)]
+
 GROUPS: dict[str, dict[str, Any]] = {
     "optimizer": {"type": str, "params": dict[str, Any] | None, "legacy_fusion": bool},
     "fp16": {
@@ -57,7 +60,7 @@ GROUPS: dict[str, dict[str, Any]] = {
         "type": Literal["fp16", "bfloat16", "bf16"],
         "auto_cast": bool,
         "loss_scale": NonNegativeFloat,
-        "initial_scale_power": NonNegativeInt,
+        "initial_scale_power": _PowerOfTwo,
         "loss_scale_window": PositiveInt,
         "hysteresis": PositiveInt,
         "consecutive_hysteresis": bool,

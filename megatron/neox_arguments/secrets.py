@@ -10,7 +10,12 @@ from megatron.neox_arguments.merging import Merged
 from megatron.neox_arguments.problems import Problems
 from megatron.neox_arguments.yaml_source import KeyPath
 
-_SECRET = re.compile(r"(\w*_)?(api_?keys?|passwords?|secrets?|(access|auth|api)_tokens?)", re.ASCII)
+_SECRET = re.compile(
+    r"token|(\w*_)?(api_?keys?|access_keys?|passwords?|secrets?|credentials|(access|auth|api|hf|hub)_tokens?)",
+    re.ASCII,
+)
+# scheme://user:password@host
+_PASSWORD_IN_ADDRESS = re.compile(r"\w+://[^/\s:@]*:[^/\s@]+@")
 
 
 def refuse_secrets(merged: Merged, problems: Problems) -> None:
@@ -39,7 +44,8 @@ def _secret_paths(value: Any, path: KeyPath) -> Iterator[KeyPath]:
         items = enumerate(value)
     for key, item in items:
         here = (*path, key)
-        if isinstance(key, str) and _SECRET.fullmatch(key.lower()) and item not in (None, ""):
+        named = isinstance(key, str) and _SECRET.fullmatch(key.lower()) and item not in (None, "")
+        if named or (isinstance(item, str) and _PASSWORD_IN_ADDRESS.match(item)):
             yield here
         else:
             yield from _secret_paths(item, here)

@@ -346,6 +346,10 @@ def test_precision(changes: dict[str, Any], precision: str, stage: int) -> None:
             "fp16.min_loss_scale: found 0, expected a number above 0",
         ),
         (
+            {"precision": "fp16", "fp16": {"initial_scale_power": 2000}},
+            "fp16.initial_scale_power: found 2000, expected a whole number from 0 up to 127",
+        ),
+        (
             {"torch_autocast": {"enabled": True}},
             "torch_autocast: found {'enabled': True}: not used",
         ),

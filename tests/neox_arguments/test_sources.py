@@ -295,6 +295,27 @@ def test_a_secret_is_refused_wherever_it_stands_and_never_shown(base: Path) -> N
     assert "hush" not in found
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "hf_token: hush",
+        "aws_secret_access_key: hush",
+        "token: hush",
+        'host: "https://me:hush@there"',
+    ],
+)
+def test_other_names_and_places_of_secrets(base: Path, line: str) -> None:
+    Path("comet.yml").write_text(f"comet_others: {{{line}}}\n")
+    found = message("base.yml", "comet.yml")
+    assert f"comet_others.{line.split(':')[0]}: is a secret" in found
+    assert "hush" not in found
+
+
+def test_an_address_without_a_password_is_none(base: Path) -> None:
+    Path("wandb.yml").write_text("wandb_host: https://me@there:8080/x:y@z\n")
+    assert NeoXArgs.from_ymls(["base.yml", "wandb.yml"]).overrides == ()
+
+
 def test_a_value_that_cannot_be_read_is_one_problem(base: Path) -> None:
     Path("bad.yml").write_text("seed: 010\nextra_save_iters: [1, 02]\nwarmup: !!float 0.1\n")
     lines = message("base.yml", "bad.yml").splitlines()
