@@ -4,17 +4,45 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import dataclass
+from pathlib import Path
 
 from megatron.errors import LaunchError
-from megatron.launch.command_line import Command
+from megatron.launch.command_line import DEFAULT_SCRIPT, Command
 from megatron.launch.facts import Row, facts_page
 from megatron.launch.machine import accelerator_count
+from megatron.launch.needed_files import problems_with_files
 from megatron.launch.plan import check_configuration, plan_launch
 from megatron.neox_arguments import NeoXArgs
 from megatron.neox_arguments.payload import VARIABLE
 
 
-def check(command: Command) -> str:
+@dataclass(frozen=True)
+class Report:
+    """What a check has to say.
+
+    Attributes:
+        page: the facts, or the JSON that DeepSpeed would get.
+        stops_at: files without which a start would end at once, as it would say it.
+    """
+
+    page: str
+    stops_at: tuple[str, ...] = ()
+
+    def raise_if_it_stops(self) -> None:
+        """Say that it would not start.
+
+        Raises:
+            LaunchError: it would not.
+        """
+        if self.stops_at:
+            raise LaunchError(
+                "the configuration is right, but a run could not start here:\n"
+                + "\n".join("  " + text.replace("\n", "\n    ") for text in self.stops_at)
+            )
+
+
+def check(command: Command) -> Report:
     """The page about a configuration, or the JSON that DeepSpeed would get.
 
     With a script it is the start on this host that is checked. Without one it is the configuration: on
@@ -28,6 +56,10 @@ def check(command: Command) -> str:
     rows: list[Row] = []
     if command.names_script:
         args = check_configuration(command)
+        if Path(command.script).name == DEFAULT_SCRIPT and not command.deepspeed_json:
+            args.require(
+                "train_iters|train_epochs", "data_path|train_data_paths", purpose="training"
+            )
         plan = plan_launch(command, args)
         ranks = plan.ranks
         told = {key: value for key, value in plan.env.items() if key != VARIABLE}
@@ -41,8 +73,9 @@ def check(command: Command) -> str:
     if command.deepspeed_json:
         if not args.model.is_given:
             raise LaunchError("--deepspeed_json: there is no model in this configuration")
-        return json.dumps(args.deepspeed_config(ranks), indent=2) + "\n"
-    return facts_page(args, ranks=ranks, accelerators=accelerators, more=rows)
+        return Report(json.dumps(args.deepspeed_config(ranks), indent=2) + "\n")
+    page = facts_page(args, ranks=ranks, accelerators=accelerators, more=rows)
+    return Report(page, tuple(problems_with_files(args, command.script)))
 
 
 def _ranks_for(args: NeoXArgs, accelerators: int) -> int:

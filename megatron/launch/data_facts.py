@@ -35,16 +35,15 @@ class DataPage:
 def data_page(args: NeoXArgs, batch: BatchSizes | None) -> DataPage:
     """Look at the token files that ``args`` name, as far as they are there."""
     data, steps = args.data, args.training.train_iters
+    lines = [text.replace("\n", "; ") for text in data_problems(data).values()]
     if data.pack_impl != "packed":
-        return DataPage((), steps, (_NOT_COUNTED.format(data.pack_impl),))
+        return DataPage((), steps, (*lines, _NOT_COUNTED.format(data.pack_impl)))
     sizes: dict[str, tuple[int, int, int]] = {}
-    lines: list[str] = []
     for name in SPLIT_NAMES:
         try:
             found = _size_of(data, name, args.model.seq_length)
-        except DataError as error:
-            lines.append(str(error).splitlines()[0])
-            continue
+        except DataError:
+            continue  # one of data_problems
         if found is not None:
             sizes[name] = found
             meant = name == "train" or args.training.eval_iters
@@ -60,6 +59,20 @@ def data_page(args: NeoXArgs, batch: BatchSizes | None) -> DataPage:
         )
         steps = samples // batch.global_batch_size
     return DataPage(_facts(args, batch, sizes, steps), steps, tuple(dict.fromkeys(lines)))
+
+
+def data_problems(data: DataArgs) -> dict[str, str]:
+    """Each token or label file that a run could not read, and what the run would say about it."""
+    # All are opened, whichever splits are wanted.
+    keys = [f"{name}_{kind}" for kind in ("data_paths", "label_data_paths") for name in SPLIT_NAMES]
+    given = [data.data_path, *(path for key in keys for path in getattr(data, key) or ())]
+    problems = {}
+    for prefix in dict.fromkeys(filter(None, given)):
+        try:
+            MMapIndexedDataset(prefix)
+        except DataError as error:
+            problems[prefix] = str(error)
+    return problems
 
 
 def _size_of(data: DataArgs, split: str, seq_length: int) -> tuple[int, int, int] | None:

@@ -7,9 +7,9 @@ start of the run, which shows the same numbers in the same words.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from megatron.launch.data_facts import DataPage, data_page
+from megatron.launch.needed_files import missing_lines
 from megatron.launch.vocabulary import count_vocabulary
 from megatron.monitor.console import LayoutFacts, RunFacts, facts_block, offloaded_text
 from megatron.monitor.from_arguments import batch_facts, flops_a_token, model_facts
@@ -67,7 +67,7 @@ def facts_page(args: NeoXArgs, *, ranks: int, accelerators: int, more: Sequence[
         *more,
         *ends,
         *(("look at", line) for line in _few_micro_batches(args, batch)),
-        *(("look at", line) for line in (*doubt, *data.lines, *_missing_files(args))),
+        *(("look at", line) for line in (*doubt, *data.lines, *missing_lines(args))),
     ]
     return head + facts_block(facts, _label_once(rows)) + "\n"
 
@@ -193,19 +193,11 @@ def _length(args: NeoXArgs, batch: BatchSizes | None, data: DataPage) -> Iterato
     )
 
 
-def _missing_files(args: NeoXArgs) -> Iterator[str]:
-    """Files that the run will need, and that are not here. Those of the data are told with the data."""
-    named = {"merge_file": args.tokenizer.merge_file, "hostfile": args.launch.hostfile}
-    for key, path in named.items():
-        if path is not None and not Path(path).exists():
-            yield f"{key}: no such file: {Path(path).absolute()}"
-
-
 def _notes(args: NeoXArgs) -> Iterator[Row]:
-    for note in args.notes:
-        label, colon, text = note.partition(": ")
-        is_ignored = label == "ignored" and colon
-        yield ("ignored", text) if is_ignored else ("note", note)
+    """What is ignored, then the other notes."""
+    mark = "ignored: "
+    yield from (("ignored", note[len(mark) :]) for note in args.notes if note.startswith(mark))
+    yield from (("note", note) for note in args.notes if not note.startswith(mark))
 
 
 def _label_once(rows: Sequence[Row]) -> list[Row]:

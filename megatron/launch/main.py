@@ -22,7 +22,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # It reads token files, for which it imports numpy: a start has no use for that here.
         from megatron.launch.check import check  # noqa: PLC0415
 
-        sys.stdout.write(check(command))
+        report = check(command)
+        sys.stdout.write(report.page)
+        sys.stdout.flush()
+        report.raise_if_it_stops()
         return 0
     args = check_configuration(command)
     plan = plan_launch(command, args)

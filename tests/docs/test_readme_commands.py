@@ -22,6 +22,7 @@ import pytest
 import zstandard
 
 from megatron.neox_arguments.registry import KNOWN_KEYS
+from tests.data.token_files import letters, write_documents
 from tests.docs.shell_blocks import Command, commands_of
 from tests.support.doors import environment
 from tests.support.ranks import free_port
@@ -170,6 +171,8 @@ def put_text_into(folder: Path) -> None:
     lines = "".join(json.dumps({"text": page}) + "\n" for page in pages)
     (folder / "data" / "mydataset.jsonl.zst").write_bytes(zstandard.compress(lines.encode()))
     shutil.copy(ROOT / "configs" / "local_setup.yml", folder / "my_cluster.yml")
+    # Another text, of which the pages only check that it can be trained on.
+    write_documents(folder / "data" / "other_text_document", letters(10, 41))
 
 
 def run(command: Command, folder: Path) -> Done:

@@ -29,9 +29,11 @@ ASSETS = ROOT / "tests" / "assets"
 def page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Any:
-    """Writes a configuration and returns the lines of its page."""
+    """Writes a configuration and returns the lines of its page; the files that it names are there."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    write_documents(tmp_path / "out" / "c_text_document", letters(10, 41))
+    (tmp_path / "tok.json").touch()
 
     def page_of(*argv: str, **changes: Any) -> list[str]:
         (tmp_path / "run.yml").write_text(yaml.safe_dump(small(**changes)))
@@ -41,8 +43,7 @@ def page(
     return page_of
 
 
-def test_a_whole_page(page: Any, tmp_path: Path) -> None:
-    write_documents(tmp_path / "out" / "c_text_document", letters(10, 41))
+def test_a_whole_page(page: Any) -> None:
     lines = page(
         split="8,2,0",
         eval_iters=1,
@@ -122,12 +123,57 @@ def test_ranks_that_share_sequences(page: Any) -> None:
     ]
 
 
-def test_doubts_and_missing_files_are_looked_at(page: Any) -> None:
+def test_doubts_are_looked_at(page: Any) -> None:
     text = "\n".join(page(warmup=1.0, lr_decay_iters=6, split="1,0,0", save=None))
     assert "look at warmup: 1 x 6 decay steps = 6 steps of warm-up, the run has 3" in text
     assert 'split: "1,0,0" gives validation nothing: there is none' in text
-    assert "out/c_text_document.idx: no such file" in text
     assert "vocab_file: tok.json: the vocabulary is not known here, and counted as 50,304" in text
+
+
+def test_a_run_that_could_not_start_for_want_of_files(
+    page: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = {"data_path": "out/lost", "vocab_file": "lost.json"}
+    for script in ((), ("train.py",)):
+        with pytest.raises(LaunchError) as raised:
+            page(*script, "run", **lost)
+        said, shown = str(raised.value), capsys.readouterr().out
+        assert "vocab_file: no such file: " in said
+        assert "out/lost.idx: no such file" in said
+        assert "prefixes found in out: c_text_document" in said
+        assert "tools/datasets/preprocess_data.py" in said
+        assert shown.startswith("configuration run.yml, hash ")
+        assert "length 3 steps = 6 samples" in " ".join(shown.split())
+    # It needs none.
+    page("generate.py", "run", data_path="out/lost")
+    paths = {"data_path": None, "train_data_paths": ["out/c_text_document"]}
+    for more in (
+        {**paths, "valid_data_paths": ["out/lost"]},
+        {**paths, "train_label_data_paths": ["out/lost"]},
+        {"data_path": "out/lost", "pack_impl": "unpacked"},
+    ):
+        with pytest.raises(LaunchError, match=r"out/lost\.idx: no such file"):
+            page(**more)
+
+
+def test_training_without_data_is_no_start(page: Any) -> None:
+    page(data_path=None)  # a configuration may be checked without
+    with pytest.raises(
+        ConfigError, match="training needs data_path or train_data_paths: not given"
+    ):
+        page("train.py", "run", data_path=None)
+
+
+def test_what_a_shipped_file_names_stands_for_the_users_own(page: Any, tmp_path: Path) -> None:
+    """As it is shipped; in a file of the user's the same path is meant."""
+    configs = ROOT / "configs"
+    named = "data/mydataset_text_document.idx: no such file"
+    lines = page(str(configs / "125M.yml"), str(configs / "local_setup.yml"))
+    assert any(named in line for line in lines)
+    text = (configs / "local_setup.yml").read_text(encoding="utf-8")
+    (tmp_path / "mine.yml").write_text(text + "seed: 2\n")
+    with pytest.raises(LaunchError, match=named):
+        page(str(configs / "125M.yml"), "mine.yml")
 
 
 def test_a_part_is_checked_as_a_part(page: Any, tmp_path: Path) -> None:

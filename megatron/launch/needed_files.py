@@ -1,0 +1,48 @@
+"""Files that a start reads and that are not here, or are damaged: what `--check` ends with status 2 for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from megatron.launch.command_line import DEFAULT_SCRIPT
+from megatron.launch.data_facts import data_problems
+from megatron.launch.plan import ROOT
+from megatron.neox_arguments import NeoXArgs
+
+# Programs that read the token files; the others need the tokenizer only.
+_READS_DATA = DEFAULT_SCRIPT
+
+
+def problems_with_files(args: NeoXArgs, script: str) -> list[str]:
+    """What ``script`` would stop at, in its own words.
+
+    Paths that a file of `configs/` names, as it is shipped, are places for the user's own: nobody has
+    been promised that they are there, and ``--check`` shows them in its page alone.
+    """
+    examples = _examples(args)
+    found = dict(_missing_files(args))
+    if Path(script).name == _READS_DATA:
+        found |= data_problems(args.data)
+    return [text for path, text in found.items() if not any(path in text for text in examples)]
+
+
+def missing_lines(args: NeoXArgs) -> list[str]:
+    """A line for each file beside the data and the vocabulary, of which others speak, that is not here."""
+    others = {args.tokenizer.vocab_file}
+    return [text for path, text in _missing_files(args) if path not in others]
+
+
+def _missing_files(args: NeoXArgs) -> Iterator[tuple[str, str]]:
+    tokenizer = args.tokenizer
+    named = {"vocab_file": tokenizer.vocab_file, "merge_file": tokenizer.merge_file}
+    named["hostfile"] = args.launch.hostfile
+    for key, path in named.items():
+        if path is not None and not Path(path).exists():
+            yield path, f"{key}: no such file: {Path(path).absolute()}"
+
+
+def _examples(args: NeoXArgs) -> list[str]:
+    """The texts of the configuration's files that are those of `configs/`, unchanged."""
+    shipped = {path.read_text(encoding="utf-8") for path in (ROOT / "configs").rglob("*.yml")}
+    return [file.text for file in args.files if file.text in shipped]
