@@ -41,7 +41,10 @@ class FakeEngine:
     def __init__(self, facts: EngineFacts) -> None:
         self.facts = facts
         self.dp_world_size = facts.data_parallel_size
-        self.mp_world_size = facts.model_parallel_size
+        # To DeepSpeed all ranks of a pipeline are model-parallel.
+        self.mp_world_size = facts.model_parallel_size * max(1, facts.pipe_parallel_size)
+        self.pipeline_parallelism = facts.pipe_parallel_size > 0
+        self.module = SimpleNamespace(num_stages=facts.pipe_parallel_size)
         self.asked: list[Any] = []
         self.global_steps = 0
         self.found: str | None = "path"
@@ -90,6 +93,7 @@ def load(now: EngineFacts, load_optim: bool = True, step: int = 5, **manifest: A
             "data_parallel_size x context_parallel_size 2, this run has 4",
         ),
         ({"zero_stage": 2}, {}, "zero_stage 1, this run has 2"),
+        ({"pipe_parallel_size": 2}, {}, "pipe_parallel_size 0, this run has 2"),
         ({"precision": "fp32"}, {}, "precision bfloat16, this run has fp32"),
         ({}, {"has_optimizer": False}, "no optimizer state"),
     ],
