@@ -52,8 +52,9 @@ def initialize_layer(
         module, _, kind = whole_name.rpartition(".")
         if kind == "bias":
             parameter.zero_()
-        elif parameter.dim() == 1:
-            parameter.fill_(1.0)
+        elif layout.is_norm(name):
+            # What multiplies is 1: the offset is added to the weights.
+            parameter.fill_(1.0 - model.norm_weight_offset)
         else:
             output = module in _OUTPUT_LAYERS
             scheme = model.output_layer_init_method if output else model.init_method

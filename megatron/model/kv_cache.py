@@ -38,7 +38,7 @@ class KVCache:
     ) -> None:
         ranks = groups.get_model_parallel_world_size() // groups.kv_replicas
         heads = divide(model.kv_heads, ranks, "the number of key/value heads")
-        shape = (model.num_layers, 2, batch, heads, length, model.head_dim)
+        shape = (model.num_layers, 2, batch, heads, length, model.head_width)
         self.length = length
         self._store = torch.zeros(shape, dtype=dtype, device=device)
         self._rows = torch.arange(batch, device=device)[:, None, None]

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from megatron.model import layout
 from megatron.model.activations import get_activation
 from megatron.model.kv_cache import KVCache
-from megatron.model.norms import build_norm
+from megatron.model.norms import build_norm, build_query_key_norms
 from megatron.model.positional_embeddings import Angles, RotaryTable
 from megatron.model.segments import Segments, attend_within
-from megatron.model.split_heads import split_heads
+from megatron.model.split_heads import Norms, split_heads
 from megatron.mpu.groups import ParallelGroups
 from megatron.mpu.layers import (
     ColumnParallelLinear,
@@ -45,10 +45,15 @@ class SelfAttention(nn.Module):
         self.kv_heads = divide(model.kv_heads, size // groups.kv_replicas, "num_kv_heads")
         self.dropout = model.attention_dropout
         self.rotary = rotary
-        width = model.num_attention_heads * model.head_dim
-        bias = model.use_bias_in_attn_linear
-        self.query_key_value = _query_key_value(model, groups, bias)
-        self.dense = RowParallelLinear(width, model.hidden_size, groups=groups, bias=bias)
+        self.query_key_value = _query_key_value(model, groups, model.qkv_has_bias)
+        for name, norm in build_query_key_norms(model, groups=groups).items():
+            self.add_module(name, norm)
+        self.dense = RowParallelLinear(
+            model.attention_width,
+            model.hidden_size,
+            groups=groups,
+            bias=model.use_bias_in_attn_linear,
+        )
 
     def forward(
         self,
@@ -60,7 +65,7 @@ class SelfAttention(nn.Module):
         """[b, s, h] -> [b, s, h]; see :meth:`GPT2Model.forward` for the others."""
         fused = self.query_key_value(x)
         angles = self._angles(fused, positions)
-        query, key, value = split_heads(fused, self.heads, self.kv_heads, angles)
+        query, key, value = split_heads(fused, self.heads, self.kv_heads, angles, self._norms())
         mask = None
         if cache is not None:
             assert positions is not None, "a cache needs to know the tokens' positions"
@@ -75,6 +80,13 @@ class SelfAttention(nn.Module):
                 assert cache is None, "a cache holds one text a row"
                 out = attend_within(segments, query, key, value, dropout=dropout)
         return self.dense(out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    def _norms(self) -> Norms | None:
+        """What normalises queries, and what keys."""
+        children = dict(self.named_children())
+        if "qk_layernorm" in children:
+            return children["qk_layernorm"], children["qk_layernorm"]
+        return (children["q_norm"], children["k_norm"]) if "q_norm" in children else None
 
     def _angles(self, fused: Tensor, positions: Tensor | None) -> Angles | None:
         if self.rotary is None:
@@ -98,7 +110,7 @@ class MLP(nn.Module):
     def __init__(self, model: ModelArgs, *, groups: ParallelGroups) -> None:
         super().__init__()
         self.gated = model.is_gated
-        self.activation = get_activation(model.activation, tanh_gelu=model.bias_gelu_fusion)
+        self.activation = get_activation(model.activation, tanh_gelu=_has_tanh_gelu(model))
         rows = sum(layout.linear1_rows(model))
         bias = model.use_bias_in_mlp
         self.linear1 = ColumnParallelLinear(model.hidden_size, rows, groups=groups, bias=bias)
@@ -115,6 +127,12 @@ class MLP(nn.Module):
         else:
             hidden = self.activation(hidden)
         return self.linear2(hidden)  # type: ignore[no-any-return]
+
+
+def _has_tanh_gelu(model: ModelArgs) -> bool:
+    if model.gelu_form is not None:
+        return model.gelu_form == "tanh"
+    return model.activation == "gelu" and model.bias_gelu_fusion
 
 
 class TransformerLayer(nn.Module):

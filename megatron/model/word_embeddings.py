@@ -27,6 +27,7 @@ class Embedding(nn.Module):
         super().__init__()
         self.groups = groups
         self.dropout = model.hidden_dropout
+        self.scale = model.embedding_scale
         self.word_embeddings = VocabParallelEmbedding(
             padded_vocab_size, model.hidden_size, groups=groups
         )
@@ -39,6 +40,8 @@ class Embedding(nn.Module):
     def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
         """tokens [b, s] -> [b, s, h]; ``positions`` [b, s] are 0 ... s - 1 unless given."""
         x: Tensor = self.word_embeddings(tokens)
+        if self.scale != 1.0:
+            x = x * self.scale
         if self.position_embeddings is not None:
             if positions is None:
                 positions = torch.arange(tokens.size(1), device=tokens.device)

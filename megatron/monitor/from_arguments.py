@@ -78,9 +78,9 @@ def memory_of(
         seq_length=model.seq_length,
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
-        attention_width=model.num_attention_heads * model.head_dim // ranks,
+        attention_width=model.attention_width // ranks,
         # With fewer key/value heads than ranks each holds one.
-        kv_size=max(1, model.kv_heads // ranks) * model.head_dim,
+        kv_size=max(1, model.kv_heads // ranks) * model.head_width,
         mlp_width=model.mlp_width // ranks,
         sequence_shards=ranks if args.parallelism.sequence_parallel else 1,
         gated=model.is_gated,
@@ -110,7 +110,7 @@ def flops_a_token(model: ModelArgs, *, parameters: int, embedding_parameters: in
     return flops_per_token(
         matmul_parameters=parameters - embedding_parameters + tied,
         num_layers=model.num_layers,
-        attention_width=model.num_attention_heads * model.head_dim,
+        attention_width=model.attention_width,
         seq_length=model.seq_length,
     )
 

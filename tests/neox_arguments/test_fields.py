@@ -51,11 +51,12 @@ def problems(**changes: Any) -> list[str]:
         ({"norm": "rms"}, 'norm: found "rms", expected one of layernorm, rmsnorm'),
         (
             {"norm": "layer_norm"},
-            'norm: found "layer_norm", expected one of layernorm, rmsnorm; did you mean',
+            'norm: found "layer_norm", expected one of layernorm, rmsnorm, non_parametric_layernorm, '
+            "scalenorm; did you mean layernorm?",
         ),
         (
-            {"norm": "scalenorm"},
-            "norm: scalenorm is not supported yet; choose one of layernorm, rmsnorm",
+            {"norm": "te_rmsnorm"},
+            "norm: te_rmsnorm is not supported yet; choose one of layernorm, rmsnorm",
         ),
         (
             {"pos_emb": "alibi"},

@@ -55,6 +55,12 @@ def test_keys_that_are_not_gpt_neoxs_are_few_and_ours() -> None:
         "data_local_cache_limit_gb",
         "reset_position_ids",
         "reset_attention_mask",
+        "head_dim",
+        "norm_weight_offset",
+        "qk_norm",
+        "gelu_form",
+        "embedding_scale",
+        "use_bias_in_qkv",
     }
 
 
