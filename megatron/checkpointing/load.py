@@ -5,7 +5,8 @@ manifest, found whole by :func:`megatron.checkpointing.find.find_checkpoint`, ge
 files depend on is compared first.
 
 The optimizer's files also hold its settings (weight decay, betas, eps) and would bring them back: a
-key changed for the rest of a run would have no effect. Its state is loaded, its settings are kept.
+key changed for the rest of a run would have no effect. Its state is loaded, its settings are kept. The
+same goes for clipping, and for the loss scaling of fp16.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from megatron.checkpointing.deepspeed_files import engine_facts
+from megatron.checkpointing.deepspeed_files import engine_facts, model_under
 from megatron.checkpointing.find import CheckpointInfo
 from megatron.checkpointing.layer_files import holds_parts
 from megatron.checkpointing.manifest import EngineFacts
@@ -23,6 +24,9 @@ from megatron.checkpointing.weights import BROKEN_FILE, check_weights_fit, load_
 from megatron.errors import CheckpointError
 from megatron.runtime.stock_deepspeed import Engine
 from megatron.runtime.world import World
+
+# How a user sets what the engine calls so.
+_KEYS = {"data_parallel_size": "data_parallel_size x context_parallel_size"}
 
 
 def load_checkpoint(
@@ -55,19 +59,21 @@ def load_checkpoint(
     misfit = _misfit(manifest.engine, now, load_optim, manifest.has_optimizer)
     if misfit:
         raise CheckpointError(f"{info.path} does not fit this run\n{misfit}", everywhere=True)
-    if not holds_parts(engine):
+    by_name = holds_parts(engine) or manifest.engine.pipe_parallel_size != now.pipe_parallel_size
+    if not by_name:
         together(world, lambda: _load(engine, info, load_optim))
     elif load_optim:
         # DeepSpeed would compare nothing: in its files of weights there are only places for parts.
         together(world, lambda: check_weights_fit(engine.module, info, engine.mp_world_size))
         together(world, lambda: _load(engine, info, load_optim))
     else:
-        # DeepSpeed would join the optimizer's files on every rank, and for one model rank only.
+        # DeepSpeed would join the optimizer's files on every rank, and for one model rank only; or look
+        # for the weights in files of its own form.
         load_weights(
-            engine.module,
+            model_under(engine),
             info,
-            model_rank=engine.checkpoint_mp_rank,
-            model_parallel_size=engine.mp_world_size,
+            model_rank=engine.checkpoint_mp_rank % now.model_parallel_size,
+            model_parallel_size=now.model_parallel_size,
             engine=engine,
             world=world,
         )
@@ -84,7 +90,8 @@ def _load(engine: Engine, info: CheckpointInfo, load_optim: bool) -> None:
     except (*BROKEN_FILE, AssertionError) as error:  # DeepSpeed asserts that files exist
         if "loading state_dict" in str(error):
             # The files are in order, but of another model: which weights differ says more.
-            check_weights_fit(engine.module, info, engine.mp_world_size)
+            ranks = engine_facts(engine, 1).model_parallel_size
+            check_weights_fit(model_under(engine), info, ranks)
         raise CheckpointError(
             f"{info.path} cannot be loaded\n  found: {describe(error)}\n"
             "  to do: restore it, or choose another step with --iteration N"
@@ -100,14 +107,32 @@ def _load(engine: Engine, info: CheckpointInfo, load_optim: bool) -> None:
 @contextmanager
 def _settings_kept(engine: Engine) -> Iterator[None]:
     """Within the block the optimizer may get other settings; at its end it has those from before."""
+    optimizer = engine.optimizer
     kept = [
         {name: value for name, value in group.items() if name != "params"}
-        for group in engine.optimizer.param_groups
+        for group in optimizer.param_groups
     ]
+    own = {name: getattr(optimizer, name, None) for name in ("clip_grad", "loss_scaler")}
     yield
     # Asked for again: loading replaces the groups, not their content.
-    for group, settings in zip(engine.optimizer.param_groups, kept, strict=True):
+    for group, settings in zip(optimizer.param_groups, kept, strict=True):
         group.update(settings)
+    if own["clip_grad"] is not None:
+        optimizer.clip_grad = own["clip_grad"]
+    if own["loss_scaler"] is not None:
+        _continue_scaling(own["loss_scaler"], optimizer.loss_scaler)
+        optimizer.loss_scaler = own["loss_scaler"]
+        optimizer.dynamic_loss_scale = own["loss_scaler"].dynamic
+
+
+def _continue_scaling(ours: Any, stored: Any) -> None:
+    """Put DeepSpeed's loss scaler ``ours`` where ``stored`` was, as far as both follow overflows."""
+    if not (ours.dynamic and stored.dynamic):
+        return
+    for name in ("cur_iter", "last_overflow_iter"):
+        setattr(ours, name, getattr(stored, name))
+    ours.cur_hysteresis = min(stored.cur_hysteresis, ours.delayed_shift)
+    ours.cur_scale = max(stored.cur_scale, ours.min_scale)
 
 
 def _misfit(
@@ -128,7 +153,7 @@ def _misfit(
     )
     if not has_optimizer:
         return f"  found: no optimizer state, it was saved with no_save_optim\n{to_do}"
-    compared = ["zero_stage", "precision"]
+    compared = ["pipe_parallel_size", "zero_stage", "precision"]
     if saved.zero_stage > 0:
         # Each rank's file holds its part of the optimizer's state.
         compared.append("data_parallel_size")
@@ -136,6 +161,7 @@ def _misfit(
     if not differing:
         return None
     listing = "; ".join(
-        f"{name} {getattr(saved, name)}, this run has {getattr(now, name)}" for name in differing
+        f"{_KEYS.get(name, name)} {getattr(saved, name)}, this run has {getattr(now, name)}"
+        for name in differing
     )
     return f"  found: optimizer state of {listing}\n{to_do}"

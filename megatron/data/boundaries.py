@@ -46,10 +46,12 @@ class DocumentStarts:
             that began in an earlier sample begins at 0. Samples of fewer documents are filled up
             with s.
         boundaries: what happens there.
+        seq_length: s, also where a batch holds a part of each sequence.
     """
 
     starts: torch.Tensor
     boundaries: Boundaries
+    seq_length: int
 
     @staticmethod
     def collect(
@@ -65,4 +67,4 @@ class DocumentStarts:
         starts = np.full((len(samples), max(map(len, samples))), seq_length, np.int32)
         for row, places in zip(starts, samples, strict=True):
             row[: len(places)] = places
-        return DocumentStarts(torch.from_numpy(starts).view(*shape, -1), boundaries)
+        return DocumentStarts(torch.from_numpy(starts).view(*shape, -1), boundaries, seq_length)

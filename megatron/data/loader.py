@@ -43,7 +43,8 @@ class StepBatch:
         num_samples: samples of the step, over all ranks.
         labels: ``[g, b, s]`` int64, ids of the vocabulary also where masked; None where they are the
             tokens that follow.
-        documents: where documents begin, if the model is to know; always on the CPU.
+        documents: where documents begin, if the model is to know; always on the CPU, and always of
+            whole sequences.
     """
 
     tokens: torch.Tensor
@@ -62,6 +63,22 @@ class StepBatch:
     def targets(self) -> torch.Tensor:
         """What it should have predicted, ``[g, b, s]``."""
         return self.tokens[..., 1:] if self.labels is None else self.labels
+
+    def part_of_sequences(self, rank: int, size: int) -> StepBatch:
+        """The ``rank``-th of ``size`` equal parts of each sequence: s / size inputs and their targets."""
+        if size == 1:
+            return self
+        length = self.loss_mask.size(-1)
+        assert length % size == 0, f"{size} ranks cannot share {length} tokens evenly"
+        start, stop = (place * (length // size) for place in (rank, rank + 1))
+        labels = None if self.labels is None else self.labels[..., start:stop].contiguous()
+        return replace(
+            self,
+            # The last input's target is the next part's first input.
+            tokens=self.tokens[..., start : stop + 1].contiguous(),
+            loss_mask=self.loss_mask[..., start:stop].contiguous(),
+            labels=labels,
+        )
 
     def pin_memory(self) -> StepBatch:
         """The same in page-locked memory, from where an accelerator copies on its own."""
@@ -90,26 +107,37 @@ class _Steps(Dataset["StepBatch | str"]):
         data_rank: int,
         eod_id: int | None,
         boundaries: Boundaries | None,
+        sequence_part: tuple[int, int],
+        blank: bool,
     ) -> None:
         self._dataset, self._first_sample, self._batch = dataset, first_sample, batch
         self._data_rank, self._eod_id, self._boundaries = data_rank, eod_id, boundaries
+        self._sequence_part, self._blank = sequence_part, blank
 
     def __getitem__(self, step: int) -> StepBatch | str:
         # A DataLoader would wrap a worker's error into its traceback; a user's mistake travels as
         # what it is.
         try:
-            return self.read(step)
+            return self.read(step).part_of_sequences(*self._sequence_part)
         except NeoXError as error:
             return str(error)
 
     def read(self, step: int) -> StepBatch:
-        """The step's batch.
+        """The step's batch, of whole sequences.
 
         Raises:
             DataError: an id is beyond the vocabulary.
         """
         first = self._first_sample + step * self._batch.global_batch_size
         samples = step_samples(first, self._batch, self._data_rank)
+        if self._blank:
+            return blank_batch(
+                samples.shape,
+                self._dataset.seq_length,
+                first_sample=first,
+                num_samples=self._batch.global_batch_size,
+                boundaries=self._boundaries,
+            )
         array = np.empty((*samples.shape, self._dataset.seq_length + 1), np.int64)
         labels = np.empty_like(array) if self._dataset.has_labels else None
         lengths = np.empty(samples.shape, np.int64)
@@ -157,6 +185,28 @@ class _Steps(Dataset["StepBatch | str"]):
         if highest >= vocab_size or tokens.min() < 0:
             for number in samples.flat:  # it is in one of them: say where
                 self._dataset.check_ids(int(number))
+
+
+def blank_batch(
+    shape: tuple[int, ...],
+    seq_length: int,
+    *,
+    first_sample: int,
+    num_samples: int,
+    boundaries: Boundaries | None,
+) -> StepBatch:
+    """A batch of the ``shape`` [g, b] in which nothing counts, for whoever needs to know its shape only."""
+    documents = None
+    if boundaries is not None:
+        starts = [[0]] * int(np.prod(shape))
+        documents = DocumentStarts.collect(starts, shape, seq_length, boundaries)
+    return StepBatch(
+        tokens=torch.zeros(*shape, seq_length + 1, dtype=torch.int64),
+        loss_mask=torch.zeros(*shape, seq_length, dtype=torch.bool),
+        first_sample=first_sample,
+        num_samples=num_samples,
+        documents=documents,
+    )
 
 
 class StepLoader(Iterator[StepBatch]):
@@ -245,6 +295,8 @@ def build_step_loader(
     num_workers: int,
     eod_id: int | None = None,
     boundaries: Boundaries | None = None,
+    sequence_part: tuple[int, int] = (0, 1),
+    blank: bool = False,
     pin_memory: bool = False,
     check_files: Callable[[], None] | None = None,
 ) -> StepLoader:
@@ -259,6 +311,9 @@ def build_step_loader(
         num_workers: processes that read ahead; 0 reads when asked.
         eod_id: predictions from this token are masked; None masks nothing.
         boundaries: what the model does where a document begins; None does nothing.
+        sequence_part: (rank, size) of the context-parallel ranks, each of which gets a part of each
+            sequence.
+        blank: read nothing: batches of the same shapes in which nothing counts.
         pin_memory: hand over page-locked memory.
         check_files: raises what is wrong with the files, if they are why a worker has died.
 
@@ -275,7 +330,10 @@ def build_step_loader(
             "data_order: epochs from the start",
             everywhere=True,
         )
-    steps = _Steps(dataset, first_sample, batch, data_rank, eod_id, boundaries)
+    steps = _Steps(
+        dataset, first_sample, batch, data_rank, eod_id, boundaries, sequence_part, blank
+    )
+    num_workers = 0 if blank else num_workers
     return StepLoader(steps, num_steps, num_workers, pin_memory, check_files)
 
 

@@ -72,7 +72,8 @@ def run_evaluation(args: NeoXArgs, world: World, asked: argparse.Namespace) -> s
     )
     if len(windows) == 0:
         raise DataError(f"{name}: holds {windows.num_tokens} tokens: there is nothing to predict")
-    model, found = load_trained_model(args, parts)
+    # Windows are of seq_length tokens.
+    model, found = load_trained_model(args, parts, shares_sequences=True)
     score = score_documents(
         model,
         windows,

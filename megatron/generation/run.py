@@ -87,7 +87,7 @@ def _spread(
 ) -> Iterator[Sample]:
     """All samples in order, on every rank; each copy of the model continues its share of them."""
     groups = model.groups
-    copies, mine = groups.get_data_parallel_world_size(), groups.get_data_parallel_rank()
+    copies, mine = groups.grid.data, groups.place.data
     one_of_each = [ranks[0] for ranks in zip(*groups.grid.lines("data"), strict=True)]
     for start in range(0, len(prompts), BATCH_SIZE * copies):
         first = start + mine * BATCH_SIZE

@@ -75,6 +75,32 @@ def head_views(fused: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor
     return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
 
 
+def by_context_rank(fused: Tensor, heads: int, kv_heads: int, size: int) -> Tensor:
+    """What each of ``size`` context-parallel ranks attends with, of a projection of all heads.
+
+    Each gets n / size query heads and the key/value heads that they look at, in the order of
+    :func:`head_views`. Where these are fewer than ranks, several get the same one.
+
+    Args:
+        fused: [b, s, (n + 2 k) d].
+        heads: n, the query heads in it; a multiple of ``size``.
+        kv_heads: k, the key/value heads in it; a multiple or a divisor of ``size``.
+
+    Returns:
+        [size, b, s, f], in the order of ranks.
+    """
+    batch, length, _ = fused.shape
+    if heads == kv_heads:
+        return fused.view(batch, length, size, -1).movedim(2, 0)
+    query, *shared = torch.split(
+        fused.view(batch, length, heads + 2 * kv_heads, -1), [heads, kv_heads, kv_heads], dim=2
+    )
+    if kv_heads < size:
+        shared = [piece.repeat_interleave(size // kv_heads, dim=2) for piece in shared]
+    pieces = (piece.reshape(batch, length, size, -1) for piece in (query, *shared))
+    return torch.cat(list(pieces), dim=-1).movedim(2, 0)
+
+
 def linear1_rows(model: ModelArgs) -> tuple[int, ...]:
     """Rows of the pieces of the whole ``mlp.linear1`` that ranks share out separately."""
     return (model.mlp_width,) * (2 if model.is_gated else 1)

@@ -2,7 +2,9 @@
 
 Shapes: b sequences, s tokens, h hidden, n query heads, k key/value heads, d features of a head, f MLP
 width, t slots of a cache. With model-parallel ranks, n, k and f are what one rank holds; with sequence
-parallelism the hidden states between the parallel layers are those of a rank's own tokens.
+parallelism the hidden states between the parallel layers are those of a rank's own tokens. With context
+parallelism they are those of its part of each sequence, and it attends to whole sequences with a part of
+the heads.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from megatron.model.norms import build_norm, build_query_key_norms
 from megatron.model.positional_embeddings import Angles, RotaryTable
 from megatron.model.segments import Segments, attend_within
 from megatron.model.split_heads import Norms, split_heads
+from megatron.mpu.context import to_own_tokens, to_whole_sequences
 from megatron.mpu.groups import ParallelGroups
 from megatron.mpu.layers import (
     ColumnParallelLinear,
@@ -43,6 +46,10 @@ class SelfAttention(nn.Module):
         self.groups = groups
         self.heads = divide(model.num_attention_heads, size, "num_attention_heads")
         self.kv_heads = divide(model.kv_heads, size // groups.kv_replicas, "num_kv_heads")
+        self.context_size = context = groups.get_context_parallel_world_size()
+        assert self.heads % context == 0, f"{context} ranks cannot share {self.heads} heads evenly"
+        # Those that this rank attends with: neighbours along the context axis may need the same one.
+        self.attending = (self.heads // context, max(1, self.kv_heads // context))
         self.dropout = model.attention_dropout
         self.rotary = rotary
         self.query_key_value = _query_key_value(model, groups, model.qkv_has_bias)
@@ -64,8 +71,11 @@ class SelfAttention(nn.Module):
     ) -> Tensor:
         """[b, s, h] -> [b, s, h]; see :meth:`GPT2Model.forward` for the others."""
         fused = self.query_key_value(x)
+        if self.context_size > 1:
+            parts = layout.by_context_rank(fused, self.heads, self.kv_heads, self.context_size)
+            fused = to_whole_sequences(parts, self.groups)
         angles = self._angles(fused, positions)
-        query, key, value = split_heads(fused, self.heads, self.kv_heads, angles, self._norms())
+        query, key, value = split_heads(fused, *self.attending, angles, self._norms())
         mask = None
         if cache is not None:
             assert positions is not None, "a cache needs to know the tokens' positions"
@@ -79,7 +89,10 @@ class SelfAttention(nn.Module):
             else:
                 assert cache is None, "a cache holds one text a row"
                 out = attend_within(segments, query, key, value, dropout=dropout)
-        return self.dense(out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        out = out.transpose(1, 2).flatten(2)
+        if self.context_size > 1:
+            out = to_own_tokens(out, self.groups)
+        return self.dense(out)  # type: ignore[no-any-return]
 
     def _norms(self) -> Norms | None:
         """What normalises queries, and what keys."""

@@ -38,19 +38,37 @@ class Embedding(nn.Module):
         )
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
-        """tokens [b, s] -> [b, s, h]; ``positions`` [b, s] are 0 ... s - 1 unless given."""
+        """tokens [b, s] -> [b, s, h]; ``positions`` are 0, 1, 2 ... unless given.
+
+        With context parallelism ``tokens`` are those of this rank, ``positions`` those of the whole
+        sequence.
+        """
         x: Tensor = self.word_embeddings(tokens)
         if self.scale != 1.0:
             x = x * self.scale
         if self.position_embeddings is not None:
+            length = tokens.size(1) * self.groups.get_context_parallel_world_size()
             if positions is None:
-                positions = torch.arange(tokens.size(1), device=tokens.device)
-            mine = positions[..., part_of_sequence(tokens.size(1), self.groups)]
+                positions = torch.arange(length, device=tokens.device)
+            mine = positions[..., part_of_sequence(length, self.groups)]
             (table,) = shared_parameters(self.groups, self.position_embeddings.weight)
             x = x + F.embedding(mine, table)
         if self.training and self.dropout:
             x = dropout_between_layers(x, self.dropout, self.groups)
         return x
+
+
+class EmbeddingCopy(nn.Module):
+    """The embedding's table, for a tied head in another pipeline stage than the embedding.
+
+    It starts as the table does, and the gradients of both are summed: they stay equal.
+    """
+
+    def __init__(self, model: ModelArgs, padded_vocab_size: int, *, groups: ParallelGroups) -> None:
+        super().__init__()
+        self.word_embeddings = VocabParallelEmbedding(
+            padded_vocab_size, model.hidden_size, groups=groups
+        )
 
 
 class FinalNorm(nn.Module):

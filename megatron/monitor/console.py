@@ -28,6 +28,8 @@ class Interval:
         consumed_samples: samples read since the beginning of training; ``consumed_tokens`` likewise.
         eta: seconds to the end at this speed.
         mfu: share of the device's peak that the model's arithmetic uses, 0 to 1; None if unknown.
+        loss_scale: what the next step's loss is multiplied by in fp16, else None.
+        skipped: steps whose gradients overflowed in fp16, and which changed nothing.
     """
 
     step: int
@@ -44,6 +46,8 @@ class Interval:
     consumed_tokens: int
     eta: float
     mfu: float | None = None
+    loss_scale: float | None = None
+    skipped: int = 0
 
 
 def interval_line(interval: Interval) -> str:
@@ -55,6 +59,8 @@ def interval_line(interval: Interval) -> str:
         f"loss {i.loss:.4f}",
         f"lr {i.learning_rate:.2e}",
         f"grad norm {float_text(i.grad_norm)}" if i.grad_norm is not None else "",
+        f"loss scale {i.loss_scale:,.10g}" if i.loss_scale is not None else "",
+        f"{i.skipped} skipped" if i.skipped else "",
         f"{count_text(i.tokens_per_sec)} tok/s",
         f"{float_text(i.samples_per_sec)} samples/s",
         f"{duration_text(i.iteration_time)}/step, data {waiting:.0%}",
@@ -112,18 +118,21 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class LayoutFacts:
-    """Sizes of the axes; ``pipe_parallel_size`` 0 is the plain form."""
+    """Sizes of the axes; ``pipe_parallel_size`` 0 is the plain form. ``offloaded`` names what lies in the
+    host's memory."""
 
     world_size: int
     num_nodes: int
     data_parallel_size: int
     pipe_parallel_size: int
+    context_parallel_size: int
     model_parallel_size: int
     sequence_parallel: bool
     device: str
     backend: str
     precision: str
     zero_stage: int
+    offloaded: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -157,6 +166,7 @@ class RunFacts:
     splits: Sequence[SplitFacts]
     train_iters: int | None
     memory: MemoryEstimate | None = None
+    pipeline: str | None = None
 
 
 def facts_block(facts: RunFacts, more: Sequence[tuple[str, str]] = ()) -> str:
@@ -166,6 +176,8 @@ def facts_block(facts: RunFacts, more: Sequence[tuple[str, str]] = ()) -> str:
     """
     rows = [("model", _model_text(facts.model)), ("", _parameters_text(facts.model))]
     rows.append(("layout", _layout_text(facts.layout)))
+    if facts.pipeline is not None:
+        rows.append(("pipeline", facts.pipeline))
     if facts.batch is not None:
         rows.append(("batch", _batch_text(facts.batch, facts.model.seq_length)))
     steps = f"{facts.train_iters or 0:,} steps"
@@ -203,10 +215,13 @@ def _layout_text(f: LayoutFacts) -> str:
     ranks = "1 rank" if f.world_size == 1 else f"{f.world_size} ranks"
     nodes = "1 node" if f.num_nodes == 1 else f"{f.num_nodes} nodes"
     pipe = f"pipe {f.pipe_parallel_size} × " if f.pipe_parallel_size > 1 else ""
+    context = f"context {f.context_parallel_size} × " if f.context_parallel_size > 1 else ""
     split = " (tokens shared too)" if f.sequence_parallel and f.model_parallel_size > 1 else ""
+    host = f", {' and '.join(f.offloaded)} in the host's memory" if f.offloaded else ""
+    axes = f"{pipe}data {f.data_parallel_size} × {context}model {f.model_parallel_size}"
     return (
-        f"{ranks} on {nodes} = {pipe}data {f.data_parallel_size} × model {f.model_parallel_size}{split}; "
-        f"{f.device}, {f.backend}, {f.precision}, ZeRO stage {f.zero_stage}"
+        f"{ranks} on {nodes} = {axes}{split}; "
+        f"{f.device}, {f.backend}, {f.precision}, ZeRO stage {f.zero_stage}{host}"
     )
 
 
@@ -227,10 +242,15 @@ def _split_text(s: SplitFacts, taking: str) -> str:
     return f"{epoch}; {taking} {s.samples_wanted:,} samples, {float_text(epochs)} epochs"
 
 
+def offloaded_text(m: MemoryEstimate) -> str:
+    """What is added about memory of the host, where there is something to add."""
+    return f"; {bytes_text(m.host)} more in the host's memory" if m.host else ""
+
+
 def _memory_text(m: MemoryEstimate) -> str:
     return (
         f"about {bytes_text(m.total)} a rank beside the program itself: "
         f"weights {bytes_text(m.weights)}, gradients {bytes_text(m.gradients)}, "
         f"optimizer {bytes_text(m.optimizer)}, buffers {bytes_text(m.buffers)}, "
-        f"activations {bytes_text(m.activations)}"
+        f"activations {bytes_text(m.activations)}{offloaded_text(m)}"
     )

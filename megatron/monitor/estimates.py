@@ -10,6 +10,10 @@ from dataclasses import dataclass
 
 # DeepSpeed's default ``reduce_bucket_size``.
 DEFAULT_BUCKET_SIZE = 500_000_000
+# Its defaults for stage 3: ``stage3_max_reuse_distance``, which ``stage3_max_live_parameters`` equals, and
+# ``stage3_prefetch_bucket_size``.
+DEFAULT_REUSE_DISTANCE = 1_000_000_000
+DEFAULT_PREFETCH = 50_000_000
 _FP32_BYTES = 4
 _HALF_BYTES = 2
 
@@ -31,14 +35,16 @@ _PEAK_FLOPS = (
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes on one rank. What the process itself and its libraries take is not in it.
+    """Bytes on one rank's device. What the process itself and its libraries take is not in it.
 
     Attributes:
-        weights: the parameters that compute.
+        weights: the parameters that compute; under ZeRO stage 3 this rank's share and those that are
+            gathered at a time.
         gradients: theirs.
         optimizer: fp32 copies and states.
         buffers: copies of gradients on their way to other ranks and to the optimizer.
         activations: what the forward pass keeps, and the most that the backward pass adds.
+        host: what is offloaded into the host's memory; it is in none of the others.
     """
 
     weights: int
@@ -46,6 +52,7 @@ class MemoryEstimate:
     optimizer: int
     buffers: int
     activations: int
+    host: int = 0
 
     @property
     def total(self) -> int:
@@ -68,9 +75,13 @@ def estimate_memory(
     vocab_size: int,
     attention_width: int | None = None,
     sequence_shards: int = 1,
+    in_flight: int = 1,
     checkpoint_activations: bool = False,
     optimizer_states: int = 2,
     bucket_size: int = DEFAULT_BUCKET_SIZE,
+    live_parameters: int | None = None,
+    offload_optimizer: bool = False,
+    offload_weights: bool = False,
 ) -> MemoryEstimate:
     """What one rank of a dense decoder holds in the middle of a step.
 
@@ -79,13 +90,19 @@ def estimate_memory(
         half_precision: weights and activations have two bytes, and the optimizer an fp32 copy.
         zero_stage: 0: whole optimizer on each rank; 1: its share; 2: gradients too; 3: weights too.
         data_parallel_size: ranks that share under ZeRO.
+        seq_length: tokens of a sequence that the rank holds.
         kv_size: width of all key heads together on this rank.
         mlp_width: inner width of the MLP on this rank, half of ``linear1`` when ``gated``.
         vocab_size: ``V``.
         attention_width: width of all queries together on this rank; None: ``hidden_size``.
         sequence_shards: ranks that share the tokens between the parallel layers.
+        in_flight: micro-batches whose activations are kept at a time, in a pipeline.
         optimizer_states: fp32 numbers that the optimizer keeps for each parameter: 2 for Adam.
         bucket_size: numbers that are reduced at once (DeepSpeed's ``reduce_bucket_size``).
+        live_parameters: the most that are whole at a time under stage 3; None: all.
+        offload_optimizer: its copies and states, and the gradients that it takes, lie in the host's
+            memory.
+        offload_weights: so do the shares of the weights under stage 3.
     """
     size = _HALF_BYTES if half_precision else _FP32_BYTES
     share = data_parallel_size if zero_stage >= 1 else 1
@@ -103,36 +120,44 @@ def estimate_memory(
     # scores.
     per_layer = 3 * between + qkv + (queries + kv_size) + 2 * queries
     per_layer += first + mlp_width
-    kept = num_layers * per_layer
+    kept = in_flight * num_layers * per_layer
     if checkpoint_activations:  # the input of each layer, and one layer while it is recomputed
-        kept = num_layers * between + per_layer
+        kept = in_flight * num_layers * between + per_layer
     kept += first + mlp_width + qkv  # the gradients of one layer
     # The logits, their fp32 form, and its gradient.
     logits = vocab_size * (size + 2 * _FP32_BYTES)
+    shards = data_parallel_size if zero_stage >= 3 else 1
+    weights = parameters * size // shards
+    gathered = min(parameters, live_parameters or parameters) * size if zero_stage >= 3 else 0
+    gradients = parameters * size // (data_parallel_size if zero_stage >= 2 else 1)
+    optimizer = parameters * _FP32_BYTES * (copies + optimizer_states) // share
+    under_way = _under_way(parameters, size, zero_stage, data_parallel_size, bucket_size)
+    # The averaged share of the gradients (ZeRO), and one temporary of that share in the step.
+    taken = parameters * _FP32_BYTES // share * (2 if zero_stage >= 1 else 1)
+    host = 0
+    if offload_optimizer:
+        host += optimizer + taken
+        optimizer = taken = 0
+    if offload_weights:
+        host += weights
+        weights = 0
     return MemoryEstimate(
-        weights=parameters * size // (data_parallel_size if zero_stage >= 3 else 1),
-        gradients=parameters * size // (data_parallel_size if zero_stage >= 2 else 1),
-        optimizer=parameters * _FP32_BYTES * (copies + optimizer_states) // share,
-        buffers=_buffers(parameters, size, share, zero_stage, data_parallel_size, bucket_size),
+        weights=weights + gathered,
+        gradients=gradients,
+        optimizer=optimizer,
+        buffers=under_way + taken,
         activations=tokens * (kept * size + logits),
+        host=host,
     )
 
 
-def _buffers(
-    parameters: int,
-    size: int,
-    share: int,
-    zero_stage: int,
-    data_parallel_size: int,
-    bucket_size: int,
+def _under_way(
+    parameters: int, size: int, zero_stage: int, data_parallel_size: int, bucket_size: int
 ) -> int:
     """Bytes of copies of gradients: the bucket that is filled (ZeRO), the flat copy that travels and its
-    like in the collective's library, the averaged share of the optimizer (ZeRO), and one temporary of
-    that share in the step."""
+    like in the collective's library."""
     bucket = min(parameters, bucket_size) * size
-    under_way = bucket * (int(zero_stage >= 1) + (2 if data_parallel_size > 1 else 0))
-    averaged = parameters * _FP32_BYTES // share if zero_stage >= 1 else 0
-    return under_way + averaged + parameters * _FP32_BYTES // share
+    return bucket * (int(zero_stage >= 1) + (2 if data_parallel_size > 1 else 0))
 
 
 def flops_per_token(

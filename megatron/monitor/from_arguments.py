@@ -5,6 +5,8 @@ from __future__ import annotations
 from megatron.monitor.console import BatchFacts, ModelFacts
 from megatron.monitor.estimates import (
     DEFAULT_BUCKET_SIZE,
+    DEFAULT_PREFETCH,
+    DEFAULT_REUSE_DISTANCE,
     MemoryEstimate,
     estimate_memory,
     flops_per_token,
@@ -56,6 +58,8 @@ def memory_of(
     parameters: int,
     padded_vocab_size: int,
     checkpoint_activations: bool | None = None,
+    num_layers: int | None = None,
+    in_flight: int = 1,
 ) -> MemoryEstimate:
     """What a rank holds in the middle of a step.
 
@@ -65,22 +69,26 @@ def memory_of(
         parameters: those on the rank.
         padded_vocab_size: rows of the embedding on the rank.
         checkpoint_activations: in place of the configuration's, to compare.
+        num_layers: transformer layers on the rank; None: all.
+        in_flight: micro-batches whose activations it keeps at a time.
     """
     model, ranks = args.model, args.parallelism.model_parallel_size
+    context = args.parallelism.context_parallel_size
     if checkpoint_activations is None:
         checkpoint_activations = args.training.checkpoint_activations
     return estimate_memory(
         parameters=parameters,
         half_precision=model.precision != "fp32",
         zero_stage=args.optim.zero_stage,
-        data_parallel_size=batch.data_parallel_size,
+        data_parallel_size=batch.data_parallel_size * context,
         micro_batch_size=batch.micro_batch_size,
-        seq_length=model.seq_length,
-        num_layers=model.num_layers,
+        seq_length=model.seq_length // context,
+        num_layers=model.num_layers if num_layers is None else num_layers,
+        in_flight=in_flight,
         hidden_size=model.hidden_size,
         attention_width=model.attention_width // ranks,
-        # With fewer key/value heads than ranks each holds one.
-        kv_size=max(1, model.kv_heads // ranks) * model.head_width,
+        # With fewer key/value heads than ranks each holds one; along the context axis of all tokens.
+        kv_size=max(context, model.kv_heads // ranks) * model.head_width,
         mlp_width=model.mlp_width // ranks,
         sequence_shards=ranks if args.parallelism.sequence_parallel else 1,
         gated=model.is_gated,
@@ -88,7 +96,28 @@ def memory_of(
         checkpoint_activations=checkpoint_activations,
         optimizer_states=_optimizer_states(args),
         bucket_size=args.optim.zero_reduce_bucket_size or DEFAULT_BUCKET_SIZE,
+        live_parameters=_live_parameters(args, parameters, padded_vocab_size),
+        offload_optimizer="optimizer" in args.optim.offloaded,
+        offload_weights="weights" in args.optim.offloaded,
     )
+
+
+def _live_parameters(args: NeoXArgs, parameters: int, padded_vocab_size: int) -> int:
+    """The most parameters that are whole at a time under ZeRO stage 3, at the end of the forward pass.
+
+    DeepSpeed keeps what is needed again within ``stage3_max_reuse_distance`` parameters: the way there
+    and back through the last layers. In front of it lies what is fetched ahead, and at least a layer.
+    """
+    zero, model = args.optim.zero_optimization or {}, args.model
+    table = padded_vocab_size * model.hidden_size
+    tables = table * (2 if model.no_weight_tying else 1)
+    layer = max(table, max(0, parameters - tables) // model.num_layers)
+    ahead = min(
+        zero.get("stage3_prefetch_bucket_size", DEFAULT_PREFETCH),
+        zero.get("stage3_max_live_parameters", DEFAULT_REUSE_DISTANCE),
+    )
+    kept = zero.get("stage3_max_reuse_distance", DEFAULT_REUSE_DISTANCE) // 2
+    return int(min(parameters, kept + layer + ahead))
 
 
 def _optimizer_states(args: NeoXArgs) -> int:

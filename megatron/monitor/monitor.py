@@ -1,7 +1,8 @@
 """One flat dictionary of numbers per logged step, handed to every place that keeps them.
 
 The names are ``iteration`` and ``consumed_samples``; ``train/lm_loss``, ``train/learning_rate``,
-``train/grad_norm``; ``runtime/tokens_per_sec``, ``runtime/samples_per_sec``,
+``train/grad_norm``; in fp16 ``train/loss_scale`` and ``train/skipped_iterations`` (since the row
+before); ``runtime/tokens_per_sec``, ``runtime/samples_per_sec``,
 ``runtime/iteration_time`` and ``runtime/data_wait`` (seconds a step); ``validation/lm_loss`` and
 ``test/lm_loss``.
 """

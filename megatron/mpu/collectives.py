@@ -89,12 +89,17 @@ def shared_by_heads(groups: ParallelGroups, *parameters: Tensor) -> tuple[Tensor
 
 
 def part_of_sequence(length: int, groups: ParallelGroups) -> slice:
-    """The tokens, of a sequence of ``length``, that this rank holds between the parallel layers."""
-    if not groups.sequence_parallel:
-        return slice(0, length)
-    size = groups.get_model_parallel_world_size()
+    """The tokens, of a whole sequence of ``length``, that this rank holds between the parallel layers.
+
+    Context-parallel ranks share the sequence, and with sequence parallelism the model-parallel ranks
+    of each share its part.
+    """
+    size, number = groups.get_context_parallel_world_size(), groups.get_context_parallel_rank()
+    if groups.sequence_parallel:
+        shards = groups.get_model_parallel_world_size()
+        size, number = size * shards, number * shards + groups.get_model_parallel_rank()
     assert length % size == 0, f"{size} ranks cannot share {length} tokens evenly"
-    start = groups.get_model_parallel_rank() * (length // size)
+    start = number * (length // size)
     return slice(start, start + length // size)
 
 

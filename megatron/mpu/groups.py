@@ -2,12 +2,16 @@
 
 The last axis varies fastest: the ranks that share one layer's weights are neighbours, which puts
 them on one node. This is GPT-NeoX's order on DeepSpeed, with a context axis of size 1 by default.
+
+Along the data axis ranks read different samples, along the context axis different parts of the same
+ones. Both have gradients of their own tokens: what is summed over tokens, gradients and losses, is
+summed over data × context, which is what DeepSpeed calls data parallel.
 """
 
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple
 
@@ -47,7 +51,8 @@ class RankGrid:
             raise ConfigError(
                 f"layout of ranks: pipe {pipe} x context {context} x model {model} = {block} ranks "
                 f"for one copy of the model, but the run has {world_size}: it must be a multiple. "
-                "Change the number of processes, pipe_parallel_size or model_parallel_size"
+                "Change the number of processes, pipe_parallel_size, context_parallel_size or "
+                "model_parallel_size"
             )
         return RankGrid(pipe, world_size // block, context, model)
 
@@ -68,17 +73,15 @@ class RankGrid:
         flat = (place.pipe * self.data + place.data) * self.context + place.context
         return flat * self.model + place.model
 
-    def lines(self, axis: str) -> list[list[int]]:
-        """All lists of global ranks that differ along ``axis`` alone, each in the axis' order."""
-        fixed = [range(1) if name == axis else range(n) for name, n in self._axes()]
-        size: int = getattr(self, axis)
+    def lines(self, *axes: str) -> list[list[int]]:
+        """All lists of global ranks that differ along ``axes`` alone, each in ascending order."""
+        sizes = list(zip(Coordinates._fields, self.sizes, strict=True))
+        fixed = product(*(range(1 if name in axes else n) for name, n in sizes))
+        moves = list(product(*(range(n if name in axes else 1) for name, n in sizes)))
         return [
-            [self.rank(Coordinates(*start)._replace(**{axis: i})) for i in range(size)]
-            for start in product(*fixed)
+            [self.rank(Coordinates(*map(sum, zip(start, move, strict=True)))) for move in moves]
+            for start in fixed
         ]
-
-    def _axes(self) -> list[tuple[str, int]]:
-        return list(zip(Coordinates._fields, self.sizes, strict=True))
 
 
 def _replicas(num_kv_heads: int | None, model_parallel_size: int) -> int:
@@ -97,9 +100,10 @@ class ParallelGroups:
     """This rank's place in the layout and the process groups it takes part in.
 
     Creating it is collective: every rank of the run does so at the same point, because process groups
-    are made together. A group exists only where its axis has more than one rank, and for the data
-    axis wherever it is not simply all ranks, since DeepSpeed reduces gradients over it. The methods
-    are named as DeepSpeed's ``mpu=`` argument expects them.
+    are made together. A group exists only where its axis has more than one rank, and that of the
+    gradients wherever it is not simply all ranks, since DeepSpeed reduces over it. DeepSpeed's
+    ``mpu=`` argument expects methods of these names. Which samples a rank reads is told by
+    ``grid.data`` and ``place.data``.
 
     Args:
         world: this process among all.
@@ -141,23 +145,31 @@ class ParallelGroups:
         self.kv_replicas = _replicas(num_kv_heads, self.grid.model)
         self._model_group = self._make("model") if self.grid.model > 1 else None
         self._pipe_group = self._make("pipe") if self.grid.pipe > 1 else None
-        self._data_group = self._data_parallel_group()
+        self._pipe_ends_group = self._make_pipe_ends_group()
+        self._context_group = self._make("context") if self.grid.context > 1 else None
+        self._gradient_group = self._make_gradient_group()
         self._kv_replica_group = self._make_kv_replica_group()
 
     def with_whole_sequences(self) -> ParallelGroups:
-        """The same groups without sequence parallelism, for sequences of any length."""
+        """The same groups for sequences of any length, which no ranks share.
+
+        There is no sequence parallelism, and ranks along the context axis are copies of the model.
+        """
         other = copy(self)
         other.sequence_parallel = False
+        other.grid = replace(self.grid, data=self.grid.data * self.grid.context, context=1)
+        other.place = other.grid.coordinates(self.world.rank)
+        other._context_group = None
         return other
 
-    def _data_parallel_group(self) -> dist.ProcessGroup | None:
-        if self.grid.data < self.world.size:
-            return self._make("data")
+    def _make_gradient_group(self) -> dist.ProcessGroup | None:
+        if self.get_gradient_world_size() < self.world.size:
+            return self._make("data", "context")
         # All ranks: the default group, if there is one (a single process needs none).
         return dist.group.WORLD if dist.is_initialized() else None
 
-    def _make(self, axis: str) -> dist.ProcessGroup:
-        return self._make_one_of(self.grid.lines(axis))
+    def _make(self, *axes: str) -> dist.ProcessGroup:
+        return self._make_one_of(self.grid.lines(*axes))
 
     def _make_kv_replica_group(self) -> dist.ProcessGroup | None:
         if self.kv_replicas == 1 or self.kv_replicas == self.grid.model:
@@ -169,6 +181,16 @@ class ParallelGroups:
                 for start in range(0, len(ranks), self.kv_replicas)
             ]
         )
+
+    def _make_pipe_ends_group(self) -> dist.ProcessGroup | None:
+        if self.grid.pipe <= 2:
+            return self._pipe_group
+        mine: dist.ProcessGroup | None = None
+        for ranks in self.grid.lines("pipe"):
+            group = dist.new_group([ranks[0], ranks[-1]])
+            if self.world.rank in (ranks[0], ranks[-1]):
+                mine = group
+        return mine
 
     def _make_one_of(self, lines: list[list[int]]) -> dist.ProcessGroup:
         """Make a group of each line, on all ranks in the same order; the one that this rank is on."""
@@ -205,17 +227,37 @@ class ParallelGroups:
     get_tensor_model_parallel_world_size = get_model_parallel_world_size
     get_tensor_model_parallel_group = get_model_parallel_group
 
-    def get_data_parallel_rank(self) -> int:
-        """Place among the copies of the model."""
-        return self.place.data
+    def get_context_parallel_rank(self) -> int:
+        """Place among the ranks that share each sequence."""
+        return self.place.context
 
-    def get_data_parallel_world_size(self) -> int:
-        """Number of copies of the model."""
-        return self.grid.data
+    def get_context_parallel_world_size(self) -> int:
+        """Number of ranks that share each sequence."""
+        return self.grid.context
 
-    def get_data_parallel_group(self) -> dist.ProcessGroup | None:
-        """Group over which gradients are averaged; None in a process without collectives."""
-        return self._data_group
+    def get_context_parallel_group(self) -> dist.ProcessGroup | None:
+        """Group of the ranks that share each sequence; None where this rank has it whole."""
+        return self._context_group
+
+    def get_gradient_rank(self) -> int:
+        """Place among the ranks that hold the same weights and see different tokens."""
+        return self.place.data * self.grid.context + self.place.context
+
+    def get_gradient_world_size(self) -> int:
+        """Number of ranks that hold the same weights and see different tokens: data × context."""
+        return self.grid.data * self.grid.context
+
+    def get_gradient_group(self) -> dist.ProcessGroup | None:
+        """Group over which gradients and losses are summed and ZeRO's shards are spread.
+
+        None in a process without collectives.
+        """
+        return self._gradient_group
+
+    # DeepSpeed's names: it averages gradients over what it calls data parallel.
+    get_data_parallel_rank = get_gradient_rank
+    get_data_parallel_world_size = get_gradient_world_size
+    get_data_parallel_group = get_gradient_group
 
     def get_pipe_parallel_rank(self) -> int:
         """This rank's stage of the pipeline."""
@@ -228,3 +270,7 @@ class ParallelGroups:
     def get_pipe_parallel_group(self) -> dist.ProcessGroup | None:
         """Group of the stages of one pipeline; None without one."""
         return self._pipe_group
+
+    def get_pipe_ends_group(self) -> dist.ProcessGroup | None:
+        """Group of the first and the last stage of a pipeline; None between them, and without one."""
+        return self._pipe_ends_group

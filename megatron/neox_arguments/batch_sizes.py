@@ -55,7 +55,11 @@ def data_parallel_size(parallelism: ParallelismArgs, world_size: int) -> int:
     if world_size % needed == 0:
         return world_size // needed
     pipe, model = max(1, parallelism.pipe_parallel_size), parallelism.model_parallel_size
-    equation = f"pipe_parallel_size {pipe} x model_parallel_size {model} = {needed}"
+    context = parallelism.context_parallel_size
+    factors = [f"pipe_parallel_size {pipe}", f"model_parallel_size {model}"]
+    if context > 1:
+        factors.insert(1, f"context_parallel_size {context}")
+    equation = f"{' x '.join(factors)} = {needed}"
     what = (
         f"needs {needed} GPUs (or CPU processes), {world_size} exist"
         if world_size < needed

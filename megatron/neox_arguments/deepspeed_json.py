@@ -19,12 +19,14 @@ def deepspeed_config(args: NeoXArgs, world_size: int) -> dict[str, Any]:
     """The dict for ``deepspeed.initialize(config=...)``: plain, JSON-able, the caller's to change.
 
     Every DeepSpeed key that the user wrote is in it with the value that was written, also where that
-    equals a default. The one exception is the ZeRO stage of half-precision runs (0 runs as 1). Names
-    that only GPT-NeoX's files have stay out: DeepSpeed would stop at them.
+    equals a default. Two exceptions: the ZeRO stage of half-precision runs (0 runs as 1), and
+    ``train_batch_size`` with context parallelism. DeepSpeed takes each rank that sums gradients for one
+    with samples of its own, so it counts a sample once for each rank that has a part of it. Names that
+    only GPT-NeoX's files have stay out: DeepSpeed would stop at them.
     """
     sizes = args.batch_sizes(world_size)
     config: dict[str, Any] = {
-        "train_batch_size": sizes.global_batch_size,
+        "train_batch_size": sizes.global_batch_size * args.parallelism.context_parallel_size,
         "train_micro_batch_size_per_gpu": sizes.micro_batch_size,
         "gradient_accumulation_steps": sizes.gradient_accumulation_steps,
         "optimizer": _optimizer(args),
@@ -43,10 +45,13 @@ def deepspeed_config(args: NeoXArgs, world_size: int) -> dict[str, Any]:
         config[item.name] = thaw(value)
         for foreign in NOT_DEEPSPEEDS.get(item.name, ()):
             config[item.name].pop(foreign, None)
-    if config.get("fp16", {}).get("enabled"):
-        config["fp16"]["enabled"] = (
-            False  # with type: bfloat16, an older file's way to ask for that
-        )
+    if args.model.precision == "fp16":
+        config["fp16"] = {**config.get("fp16", {}), "enabled": True}
+        if args.loss_scaling.dynamic_loss_scale:
+            config["fp16"]["loss_scale"] = 0
+    elif config.get("fp16", {}).get("enabled"):
+        # With type: bfloat16, an older file's way to ask for that.
+        config["fp16"]["enabled"] = False
     if args.model.precision == "bfloat16":
         config["bf16"] = {**config.get("bf16", {}), "enabled": True}
     if args.ds_extras.fp32_allreduce:
@@ -56,7 +61,22 @@ def deepspeed_config(args: NeoXArgs, world_size: int) -> dict[str, Any]:
     if args.optim.name == "sgd" and args.optim.zero_stage > 0:
         config.setdefault("zero_allow_untested_optimizer", True)
     config.update(thaw(args.ds_extras.deepspeed_extra_args or {}))
+    if args.parallelism.pipe_parallel_size > 0:
+        config |= _pipeline(args, config)
     return config
+
+
+def _pipeline(args: NeoXArgs, written: dict[str, Any]) -> dict[str, Any]:
+    """What the pipeline engine must be told beside what is ``written``."""
+    # By default it splits what stages exchange among tensor-parallel ranks and joins it behind, as if
+    # all held the same; with sequence parallelism they do not.
+    whole = args.parallelism.sequence_parallel and args.parallelism.model_parallel_size > 1
+    split = {"pipe_partitioned": False, "grad_partitioned": False} if whole else {}
+    return {
+        "pipeline": {**written.get("pipeline", {}), **split},
+        # This engine prints its lines, past any logger.
+        "steps_per_print": None,
+    }
 
 
 def _optimizer(args: NeoXArgs) -> dict[str, Any]:

@@ -44,15 +44,10 @@ def derive_precision(merged: Merged, values: dict[str, Any], problems: Problems)
             f"contradiction: {', '.join(parts)}: take one out, or set its enabled to false",
             merged.place(tuple(first.split("."))),
         )
-    elif "fp16" in says.values() and "precision" not in says:
-        key = next(iter(says))
-        problems.add(
-            key,
-            "fp16 is not supported yet: use precision: bfloat16, and take fp16 out or disable it",
-            merged.place(tuple(key.split("."))),
-        )
-    elif "bfloat16" in says.values():
-        values["precision"] = "bfloat16"
+        return
+    for kind in ("bfloat16", "fp16"):
+        if kind in says.values():
+            values["precision"] = kind
 
 
 def _switched_on(merged: Merged) -> dict[str, str]:
@@ -72,7 +67,7 @@ def _switched_on(merged: Merged) -> dict[str, str]:
 def derive_zero_stage(values: dict[str, Any], notes: list[str]) -> None:
     """The stage that runs, in ``zero_stage`` and in ``zero_optimization`` alike."""
     stage = values.setdefault("zero_stage", 0)
-    if values.get("precision") != "bfloat16" or stage != 0:
+    if values.get("precision", "fp32") == "fp32" or stage != 0:
         return
     values["zero_stage"] = 1
     group = values.get("zero_optimization")

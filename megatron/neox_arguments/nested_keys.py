@@ -61,7 +61,7 @@ GROUPS: dict[str, dict[str, Any]] = {
         "loss_scale_window": PositiveInt,
         "hysteresis": PositiveInt,
         "consecutive_hysteresis": bool,
-        "min_loss_scale": NonNegativeFloat,
+        "min_loss_scale": PositiveFloat,
         "fp16_master_weights_and_grads": bool,
     },
     "bf16": {

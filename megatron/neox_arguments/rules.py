@@ -17,10 +17,16 @@ from megatron.neox_arguments.batch_sizes import (
 )
 from megatron.neox_arguments.merging import Merged
 from megatron.neox_arguments.nested_keys import NOT_DEEPSPEEDS
+from megatron.neox_arguments.pipe_partition import PartitionError, stage_layers
 from megatron.neox_arguments.problems import Problems, shown
 from megatron.neox_arguments.registry import KNOWN_KEYS, meant_key
 from megatron.neox_arguments.sections.attention import ATTENTION_KINDS, expand_attention_config
 from megatron.neox_arguments.sections.norms import NORMS_WITH_WEIGHTS
+from megatron.neox_arguments.zero_rules import (
+    offloading_is_here,
+    zero_options_are_here,
+    zero_stage_is_here,
+)
 
 if TYPE_CHECKING:
     from megatron.neox_arguments.arguments import NeoXArgs
@@ -208,6 +214,16 @@ def _queries_and_keys_can_be_normalised(args: NeoXArgs) -> Iterator[Finding]:
         )
 
 
+@_rule("qk_norm", "use_qk_layernorm", "context_parallel_size")
+def _all_heads_are_here(args: NeoXArgs) -> Iterator[Finding]:
+    if args.model.qk_norm_kind == "neox" and args.parallelism.context_parallel_size > 1:
+        yield (
+            "context_parallel_size",
+            "each rank attends with some heads, and one norm over all heads (qk_norm: neox) needs them "
+            "all: use qk_norm: head, or model_parallel_size",
+        )
+
+
 @_rule("attention_config", "num_layers")
 def _attention_is_known(args: NeoXArgs) -> Iterator[Finding]:
     if args.model.attention_config is None:
@@ -237,14 +253,51 @@ def _attention_is_known(args: NeoXArgs) -> Iterator[Finding]:
 @_rule("pipe_parallel_size")
 def _layout_is_here(args: NeoXArgs) -> Iterator[Finding]:
     pipe = args.parallelism.pipe_parallel_size
-    if pipe > 1:
-        yield "pipe_parallel_size", f"{pipe} pipeline stages are not supported yet: use 0"
     expected = args.expected.get("is_pipe_parallel")
     if expected is not None and expected != (pipe > 0):
         yield (
             "is_pipe_parallel",
             f"is {shown(expected)}, but pipe_parallel_size is {pipe}: take it out",
         )
+
+
+@_rule("pipe_parallel_size", "pipe_partition_method", *REQUIRED)
+def _every_stage_has_layers(args: NeoXArgs) -> Iterator[Finding]:
+    parallelism = args.parallelism
+    if (
+        parallelism.pipe_parallel_size == 0
+        or args.model.hidden_size % args.model.num_attention_heads
+    ):
+        return
+    rows = args.expected.get("padded_vocab_size") or 0
+    try:
+        stage_layers(
+            args.model, parallelism.pipe_parallel_size, parallelism.pipe_partition_method, int(rows)
+        )
+    except PartitionError as error:
+        yield error.key, str(error)
+
+
+@_rule("pipe_parallel_size", "use_node_local_storage", "checkpoint")
+def _stages_save_on_one_disk(args: NeoXArgs) -> Iterator[Finding]:
+    if args.parallelism.pipe_parallel_size > 0 and args.checkpointing.use_node_local_storage:
+        yield (
+            "use_node_local_storage",
+            "is true, but each stage of a pipeline writes its part once, where all must find it: save on a "
+            "file system that all nodes share, or use pipe_parallel_size: 0",
+        )
+
+
+@_rule("deepspeed_extra_args", "sequence_parallel", "model_parallel_size")
+def _stages_exchange_what_they_have(args: NeoXArgs) -> Iterator[Finding]:
+    if not (args.parallelism.sequence_parallel and args.parallelism.model_parallel_size > 1):
+        return
+    for key, value in ((args.ds_extras.deepspeed_extra_args or {}).get("pipeline") or {}).items():
+        if value:
+            yield (
+                f"deepspeed_extra_args.pipeline.{key}",
+                "splits among tensor-parallel ranks what sequence_parallel has split already: take it out",
+            )
 
 
 @_rule("model_parallel_size", "num_attention_heads", "hidden_size")
@@ -277,10 +330,59 @@ def _key_value_heads_are_shared_evenly(args: NeoXArgs) -> Iterator[Finding]:
         )
 
 
-@_rule("sequence_parallel", "model_parallel_size", "seq_length")
+@_rule(
+    "context_parallel_size",
+    "model_parallel_size",
+    "hidden_size",
+    "num_attention_heads",
+    "num_kv_heads",
+)
+def _context_parallel_ranks_share_heads(args: NeoXArgs) -> Iterator[Finding]:
+    context, ranks = args.parallelism.context_parallel_size, args.parallelism.model_parallel_size
+    heads, kv_heads = args.model.num_attention_heads, args.model.kv_heads
+    assert heads
+    if heads % ranks:
+        return  # _tensor_parallel_ranks_share_evenly says so
+    on_rank, shared = heads // ranks, max(1, kv_heads // ranks)
+    if on_rank % context:
+        yield (
+            "context_parallel_size",
+            f"{context} ranks cannot share {on_rank} attention heads evenly (num_attention_heads {heads} / "
+            f"model_parallel_size {ranks}), of which each attends with some: use a divisor of {on_rank}",
+        )
+    elif shared % context and context % shared:
+        yield (
+            "context_parallel_size",
+            f"{context} ranks cannot share {shared} key/value heads evenly (num_kv_heads {kv_heads} / "
+            f"model_parallel_size {ranks}): one must be a multiple of the other",
+        )
+
+
+@_rule("context_parallel_size", "pipe_parallel_size")
+def _context_parallelism_is_plain(args: NeoXArgs) -> Iterator[Finding]:
+    context, pipe = args.parallelism.context_parallel_size, args.parallelism.pipe_parallel_size
+    if context > 1 and pipe > 0:
+        yield (
+            "context_parallel_size",
+            f"{context} ranks cannot share sequences in a pipeline yet (pipe_parallel_size is {pipe}): use "
+            "pipe_parallel_size: 0, and model_parallel_size or ZeRO for weights that one device does not "
+            "hold",
+        )
+
+
+@_rule("context_parallel_size", "sequence_parallel", "model_parallel_size", "seq_length")
 def _tokens_are_shared_evenly(args: NeoXArgs) -> Iterator[Finding]:
-    ranks, length = args.parallelism.model_parallel_size, args.model.seq_length
-    if args.parallelism.sequence_parallel and length % ranks:
+    context, ranks = args.parallelism.context_parallel_size, args.parallelism.model_parallel_size
+    length, sequence = args.model.seq_length, args.parallelism.sequence_parallel
+    assert length
+    if context > 1 and length % (parts := context * (ranks if sequence else 1)):
+        share = f"{parts} ranks (with sequence_parallel, times model_parallel_size {ranks})"
+        yield (
+            "context_parallel_size",
+            f"{share if sequence else f'{context} ranks'} cannot share seq_length {length} evenly: it must "
+            f"be a multiple of {parts}",
+        )
+    elif sequence and length % ranks:
         yield (
             "sequence_parallel",
             f"{ranks} ranks (model_parallel_size) cannot share seq_length {length} evenly: it must be a "
@@ -288,17 +390,9 @@ def _tokens_are_shared_evenly(args: NeoXArgs) -> Iterator[Finding]:
         )
 
 
-@_rule("zero_optimization", "zero_stage", "pipe_parallel_size")
-def _zero_is_here(args: NeoXArgs) -> Iterator[Finding]:
-    stage = args.optim.zero_stage
-    if stage > 3:
-        yield "zero_optimization.stage", f"found {stage}; stages are 0, 1, 2 and 3"
-    elif stage >= 2 and args.parallelism.pipe_parallel_size > 0:
-        yield (
-            "zero_optimization.stage",
-            f"stage {stage} cannot run in DeepSpeed's pipeline engine, which adds up gradients that "
-            f"stage {stage} would have given away: use stage 1, or pipe_parallel_size: 0",
-        )
+_rule("zero_optimization", "zero_stage", "pipe_parallel_size")(zero_stage_is_here)
+_rule("zero_optimization", "optimizer", "zero_force_ds_cpu_optimizer")(offloading_is_here)
+_rule("zero_optimization", "prescale_gradients", "gradient_predivide_factor")(zero_options_are_here)
 
 
 @_rule("lr", "min_lr", "lr_decay_style")
@@ -463,6 +557,7 @@ def _optimizer_knows_its_options(args: NeoXArgs) -> Iterator[Finding]:
 _SWITCHES_NOT_YET = {
     "checkpoint": ("load_universal",),
     "bf16": ("bf16_master_weights_and_grads", "bf16_optimizer_states"),
+    "fp16": ("fp16_master_weights_and_grads",),
 }
 
 
@@ -474,15 +569,40 @@ def _deepspeed_options_are_here(args: NeoXArgs) -> Iterator[Finding]:
                 yield f"{group}.{key}", "is not supported yet: take it out"
 
 
+@_rule("fp16", "loss_scale", "dynamic_loss_scale")
+def _the_loss_scale_is_fixed_or_dynamic(args: NeoXArgs) -> Iterator[Finding]:
+    scaling = args.loss_scaling
+    if scaling.dynamic_loss_scale is None or scaling.dynamic_loss_scale != bool(scaling.loss_scale):
+        return
+    if scaling.dynamic_loss_scale:
+        yield (
+            "dynamic_loss_scale",
+            f"is true, but loss_scale fixes the factor at {scaling.loss_scale:g}: keep one",
+        )
+    else:
+        yield (
+            "dynamic_loss_scale",
+            "is false, but loss_scale fixes no factor: give one, or take it out",
+        )
+
+
 # What a run should say once.
 
 
+# What DeepSpeed does unless it is told otherwise, which GPT-NeoX's files write out.
+_LOSS_SCALING = {"loss_scale": 0, "loss_scale_window": 1000, "min_loss_scale": 1, "hysteresis": 2}
+
+
 def _notes(args: NeoXArgs) -> Iterator[str]:
-    pipe, model = args.parallelism.pipe_parallel_size, args.model
-    if pipe == 1:
-        yield "pipe_parallel_size: 1 runs the plain form, without a pipeline engine, as 0 does"
+    model = args.model
     if args.parallelism.sequence_parallel and args.parallelism.model_parallel_size == 1:
         yield "ignored: sequence_parallel (there is one tensor-parallel rank)"
+    scaling = args.ds.fp16 or {}
+    if model.precision != "fp16" and "enabled" not in scaling:
+        asked = [key for key, value in scaling.items() if value != _LOSS_SCALING.get(key)]
+        if asked:
+            keys = ", ".join(f"fp16.{key}" for key in asked)
+            yield f"ignored: {keys} (precision is {model.precision}: only fp16 scales the loss)"
     for group, foreign in NOT_DEEPSPEEDS.items():
         written = [f"{group}.{key}" for key in getattr(args.ds, group) or {} if key in foreign]
         if written:

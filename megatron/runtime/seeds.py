@@ -30,16 +30,17 @@ def seed_dropout(
     micro_batch: int,
     data_rank: int,
     pipe_rank: int = 0,
+    context_rank: int = 0,
 ) -> None:
     """Seed torch's default generators (CPU and accelerator) for one forward pass.
 
-    Ranks that share a model's layers get the same seed: see :mod:`megatron.mpu.random`.
+    Model-parallel ranks get the same seed: see :mod:`megatron.mpu.random`.
 
     Args:
         seed: the run's ``seed``.
         step: 0-based training step.
         micro_batch: 0-based micro-batch of the step on this rank.
-        data_rank: rank along the data axis; likewise ``pipe_rank``.
+        data_rank: rank along the data axis; likewise ``pipe_rank`` and ``context_rank``.
     """
-    # The last place was once the rank along the model axis.
-    torch.manual_seed(derive_seed(seed, "dropout", step, micro_batch, data_rank, pipe_rank, 0))
+    place = (step, micro_batch, data_rank, pipe_rank, context_rank)
+    torch.manual_seed(derive_seed(seed, "dropout", *place))

@@ -24,6 +24,8 @@ warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distri
 warnings.filterwarnings("ignore", category=FutureWarning, module=r"deepspeed")
 
 import deepspeed  # noqa: E402
+import deepspeed.accelerator  # noqa: E402
+import deepspeed.git_version_info  # noqa: E402
 import deepspeed.ops  # noqa: E402
 import deepspeed.runtime.compiler  # noqa: E402
 
@@ -39,9 +41,19 @@ with mock.patch.object(
 ):
     importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
 
+if device_kind() == "cpu":
+    # DeepSpeed refuses fp16 where the CPU has no instructions for it; PyTorch computes it all the same.
+    deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True
+
 logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
 
 # deepspeed.DeepSpeedEngine, which has no types.
 Engine: TypeAlias = Any
 
-__all__ = ["Engine", "deepspeed"]
+
+def is_prebuilt(op: str) -> bool:
+    """Whether DeepSpeed was installed with its compiled ``op``; others it compiles when they are used."""
+    return bool(deepspeed.git_version_info.installed_ops.get(op, False))
+
+
+__all__ = ["Engine", "deepspeed", "is_prebuilt"]

@@ -15,10 +15,18 @@ from megatron.training.setup import DTYPES, Parts, build_model
 log = get_logger(__name__)
 
 
-def load_trained_model(args: NeoXArgs, parts: Parts) -> tuple[GPT2Model, CheckpointInfo]:
+def load_trained_model(
+    args: NeoXArgs, parts: Parts, *, shares_sequences: bool = False
+) -> tuple[GPT2Model, CheckpointInfo]:
     """The model with the weights of ``load``, on this rank's device, in evaluation mode.
 
     Only weights are read, nothing of the optimizer, and no file is unpickled beyond tensors.
+
+    Args:
+        args: the configuration.
+        parts: the parts that need no weights.
+        shares_sequences: ranks share sequences as in training, which then are of ``seq_length`` tokens.
+            Without, they have any length, and ranks along the context axis are copies of the model.
 
     Raises:
         ConfigError: ``load`` is not set.
@@ -39,8 +47,7 @@ def load_trained_model(args: NeoXArgs, parts: Parts) -> tuple[GPT2Model, Checkpo
         )
     args.check_runtime(iteration=found.step)
     note_other_tokenizer(found, parts)
-    # Texts have any length.
-    groups = parts.groups.with_whole_sequences()
+    groups = parts.groups if shares_sequences else parts.groups.with_whole_sequences()
     model = build_model(args, replace(parts, groups=groups))
     load_weights(
         model,

@@ -14,8 +14,9 @@ from megatron.data.loader import StepBatch
 from megatron.optimizers import LRSchedule
 from megatron.runtime.signals import StopRequest
 from megatron.runtime.timers import Stopwatch, timed
+from megatron.training.pipeline_step import step_of
 from megatron.training.run_state import RunState
-from megatron.training.step import StepSettings, train_step
+from megatron.training.step import StepSettings, give_up_after
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class LoggedStep:
         state: where the run stands after the step.
         loss: mean loss, nats per token.
         learning_rate, grad_norm: of the last step.
+    skipped: steps whose gradients overflowed in fp16, and which changed nothing.
+    loss_scale: what the next step's loss is multiplied by in fp16, else None.
         seconds: mean wall time of a step, evaluation and saving left out.
         data_seconds: how much of it was waiting for data.
     """
@@ -34,6 +37,8 @@ class LoggedStep:
     loss: float
     learning_rate: float
     grad_norm: float
+    skipped: int
+    loss_scale: float | None
     seconds: float
     data_seconds: float
 
@@ -81,11 +86,12 @@ def train(
     and saves first. The last step always saves.
 
     Raises:
-        TrainingError: the loss or the gradient norm is not finite.
+        TrainingError: the loss or the gradient norm is not finite, or fp16 overflows step after step.
     """
     step_watch, data_watch = Stopwatch(), Stopwatch()
     steps_timed = 0
     engine.train()
+    train_step = step_of(engine)
     with StopRequest() as request:
         iterator = iter(timed(batches, data_watch))
         while state.step < plan.train_iters:
@@ -93,7 +99,8 @@ def train(
                 batch = next(iterator)
                 # A step reads exactly the samples that follow those already read, on any layout.
                 assert batch.first_sample == state.consumed_samples, (batch, state)
-                rate = schedule.at(state.step)
+                # A skipped step does not move the learning rate.
+                rate = schedule.at(state.updates)
                 result = train_step(
                     engine,
                     batch,
@@ -102,14 +109,27 @@ def train(
                     learning_rate=rate,
                     stop_asked=lambda: request.asked,
                 )
-            state.after_step(result.loss, batch.num_samples)
+            state.after_step(result.loss, batch.num_samples, skipped=result.skipped)
+            if result.loss_scale is not None:
+                give_up_after(state.skipped_in_a_row, state.step, result.loss_scale)
             steps_timed += 1
             is_last = state.step == plan.train_iters
             if is_last or state.step % plan.log_interval == 0:
-                loss = state.take_mean_loss()
+                loss, skipped = state.take_interval()
                 seconds, waited = step_watch.take() / steps_timed, data_watch.take() / steps_timed
                 steps_timed = 0
-                hooks.log(LoggedStep(state, loss, rate, result.grad_norm, seconds, waited))
+                hooks.log(
+                    LoggedStep(
+                        state=state,
+                        loss=loss,
+                        learning_rate=rate,
+                        grad_norm=result.grad_norm,
+                        skipped=skipped,
+                        loss_scale=result.loss_scale,
+                        seconds=seconds,
+                        data_seconds=waited,
+                    )
+                )
             if plan.evaluates(state.step) and not is_last:
                 hooks.evaluate(state)
             why = _reason_to_stop(state.step, result.stop, request, plan)

@@ -26,6 +26,7 @@ from megatron.monitor import (
     peak_flops,
 )
 from megatron.monitor.from_arguments import batch_facts, flops_a_token, memory_of, model_facts
+from megatron.monitor.pipeline_facts import memory_of_largest_stage, pipeline_text
 from megatron.neox_arguments import BatchSizes, NeoXArgs
 from megatron.neox_arguments.sections import ModelArgs
 from megatron.runtime.device import default_backend, device_name, peak_memory_bytes
@@ -90,6 +91,12 @@ class Reporter:
         samples_per_sec = batch.global_batch_size / at.seconds
         tokens_per_sec = samples_per_sec * args.model.seq_length
         total = total_steps(args)
+        scaling: dict[str, float] = {}
+        if at.loss_scale is not None:
+            scaling = {
+                "train/loss_scale": at.loss_scale,
+                "train/skipped_iterations": at.skipped,
+            }
         self._monitor.write(
             {
                 "iteration": state.step,
@@ -97,6 +104,7 @@ class Reporter:
                 "train/lm_loss": at.loss,
                 "train/learning_rate": at.learning_rate,
                 "train/grad_norm": at.grad_norm,
+                **scaling,
                 "runtime/tokens_per_sec": tokens_per_sec,
                 "runtime/samples_per_sec": samples_per_sec,
                 "runtime/iteration_time": at.seconds,
@@ -110,6 +118,8 @@ class Reporter:
             loss=at.loss,
             learning_rate=at.learning_rate,
             grad_norm=at.grad_norm,
+            skipped=at.skipped,
+            loss_scale=at.loss_scale,
             tokens_per_sec=tokens_per_sec,
             samples_per_sec=samples_per_sec,
             iteration_time=at.seconds,
@@ -177,12 +187,14 @@ def run_facts(
             num_nodes=parts.world.num_nodes,
             data_parallel_size=grid.data,
             pipe_parallel_size=args.parallelism.pipe_parallel_size,
+            context_parallel_size=grid.context,
             model_parallel_size=grid.model,
             sequence_parallel=parts.groups.sequence_parallel,
             device=device_name(parts.device),
             backend=args.training.distributed_backend or default_backend(),
             precision=m.precision,
             zero_stage=args.optim.zero_stage,
+            offloaded=args.optim.offloaded,
         ),
         batch=batch_facts(batch),
         splits=[
@@ -196,7 +208,10 @@ def run_facts(
             for name, split in data.facts.splits.items()
         ],
         train_iters=total_steps(args),
-        memory=memory_of(
+        pipeline=pipeline_text(args, batch, parts.padded_vocab),
+        memory=memory_of_largest_stage(args, batch, parts.padded_vocab)
+        if grid.pipe > 1
+        else memory_of(
             args,
             batch,
             parameters=sum(whole_numel(p) for p in model.parameters()),

@@ -45,6 +45,7 @@ from megatron.training.setup import (
     build_model,
     build_parts,
     build_schedule,
+    model_of,
     padding_id,
     total_steps,
     with_train_iters,
@@ -166,7 +167,7 @@ def _load(
     note_other_tokenizer(found, parts)
     if args.checkpointing.finetune:
         load_weights(
-            engine.module,
+            model_of(engine),
             found,
             model_rank=parts.groups.get_model_parallel_rank(),
             model_parallel_size=parts.groups.get_model_parallel_world_size(),
@@ -246,22 +247,25 @@ def _evaluate_at_the_end(run: _Run) -> None:
 
 
 def _evaluation(run: _Run) -> EvaluationPlan:
-    return EvaluationPlan(run.args, run.parts, run.batch, run.data, run.engine.module)
+    return EvaluationPlan(run.args, run.parts, run.batch, run.data, model_of(run.engine))
 
 
 def _train_loader(run: _Run) -> StepLoader:
     """The training batches that are still to come."""
     dataset = run.data.train
     assert dataset is not None, "train_iters is above 0"
+    groups = run.parts.groups
     return build_step_loader(
         dataset,
         first_sample=run.state.consumed_samples,
         num_steps=total_steps(run.args) - run.state.step,
         batch=run.batch,
-        data_rank=run.parts.groups.get_data_parallel_rank(),
+        data_rank=groups.place.data,
         num_workers=run.args.data.num_workers,
         eod_id=run.parts.tokenizer.eod if run.args.data.eod_mask_loss else None,
         boundaries=Boundaries.of(run.args.data),
+        sequence_part=(groups.place.context, groups.grid.context),
+        blank=not model_of(run.engine).reads_data,
         pin_memory=pins_memory(run.parts.device),
         check_files=run.data.check_files,
     )

@@ -11,12 +11,28 @@ import pytest
 
 from megatron.checkpointing import CheckpointInfo, EngineFacts, load_checkpoint
 from megatron.errors import CheckpointError
+from megatron.runtime.stock_deepspeed import deepspeed
 from megatron.runtime.world import World
 from tests.checkpointing.folders_on_disk import make_manifest
 
 SAVED = EngineFacts(
     world_size=2, data_parallel_size=2, model_parallel_size=1, zero_stage=1, precision="bfloat16"
 )
+
+
+loss_scaler = deepspeed.runtime.fp16.loss_scaler
+
+
+def scaler(*, scale: float, window: int, hysteresis: int, iteration: int) -> Any:
+    found = loss_scaler.DynamicLossScaler(
+        init_scale=scale,
+        scale_window=window,
+        min_scale=1.0,
+        delayed_shift=hysteresis,
+        consecutive_hysteresis=False,
+    )
+    found.cur_iter, found.last_overflow_iter = iteration, iteration - 2
+    return found
 
 
 class FakeEngine:
@@ -29,7 +45,13 @@ class FakeEngine:
         self.asked: list[Any] = []
         self.global_steps = 0
         self.found: str | None = "path"
-        self.optimizer = SimpleNamespace(param_groups=[{"params": [], "weight_decay": 0.5}])
+        self.stored_scaler = scaler(scale=512.0, window=10, hysteresis=4, iteration=5)
+        self.optimizer = SimpleNamespace(
+            param_groups=[{"params": [], "weight_decay": 0.5}],
+            clip_grad=1.0,
+            loss_scaler=scaler(scale=2.0**16, window=1000, hysteresis=2, iteration=0),
+            dynamic_loss_scale=True,
+        )
 
     def zero_optimization_stage(self) -> int:
         return self.facts.zero_stage
@@ -45,6 +67,8 @@ class FakeEngine:
         self.global_steps = 5
         # A loaded optimizer has new groups, with the settings of the run that saved them.
         self.optimizer.param_groups = [{"params": ["loaded"], "weight_decay": 0.1}]
+        self.optimizer.clip_grad = 7.0
+        self.optimizer.loss_scaler = self.stored_scaler
         return self.found, {}
 
 
@@ -60,7 +84,11 @@ def load(now: EngineFacts, load_optim: bool = True, step: int = 5, **manifest: A
 @pytest.mark.parametrize(
     ("changes", "saved", "says"),
     [
-        ({"data_parallel_size": 4}, {}, "data_parallel_size 2, this run has 4"),
+        (
+            {"data_parallel_size": 4},
+            {},
+            "data_parallel_size x context_parallel_size 2, this run has 4",
+        ),
         ({"zero_stage": 2}, {}, "zero_stage 1, this run has 2"),
         ({"precision": "fp32"}, {}, "precision bfloat16, this run has fp32"),
         ({}, {"has_optimizer": False}, "no optimizer state"),
@@ -100,7 +128,21 @@ def test_what_deepspeed_makes_of_it_is_checked() -> None:
 
 def test_settings_of_the_optimizer_are_the_configuration_s() -> None:
     engine = load(SAVED)
-    assert engine.optimizer.param_groups == [{"params": ["loaded"], "weight_decay": 0.5}]
+    optimizer = engine.optimizer
+    assert optimizer.param_groups == [{"params": ["loaded"], "weight_decay": 0.5}]
+    assert optimizer.clip_grad == 1.0
+    scaling = optimizer.loss_scaler
+    assert (scaling.cur_scale, scaling.cur_iter, scaling.last_overflow_iter) == (512.0, 5, 3)
+    assert (scaling.scale_window, scaling.cur_hysteresis, scaling.delayed_shift) == (1000, 2, 2)
+
+
+def test_a_loss_scale_that_is_fixed_from_now_on_is_the_configuration_s() -> None:
+    engine = FakeEngine(SAVED)
+    engine.optimizer.loss_scaler = loss_scaler.LossScaler(scale=128.0)
+    info = CheckpointInfo(Path("/x/global_step5"), 5, make_manifest(5, engine=SAVED))
+    load_checkpoint(engine, info, world=World())
+    assert engine.optimizer.loss_scaler.loss_scale == 128.0
+    assert engine.optimizer.dynamic_loss_scale is False
 
 
 def test_a_foreign_checkpoint_does_not_get_there() -> None:

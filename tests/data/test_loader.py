@@ -14,8 +14,9 @@ import pytest
 import torch
 from token_files import data_args, letters, write_documents
 
+from megatron.data.boundaries import Boundaries
 from megatron.data.datasets import DataSplits, SampleDataset, build_datasets
-from megatron.data.loader import build_step_loader
+from megatron.data.loader import StepBatch, build_step_loader
 from megatron.data.splits import SampleCounts
 from megatron.errors import DataError
 from megatron.runtime.world import World
@@ -97,6 +98,47 @@ def test_the_stream_is_the_same_on_any_layout_and_after_a_restart(train: SampleD
     assert stream(batch(2, 2, ranks=2), 0, 6) == whole
     assert stream(batch(1, 2, ranks=4), 0, 6) == whole
     assert stream(batch(8, 1), 0, 2) + stream(batch(4, 1, ranks=2), 16, 4) == whole
+
+
+def test_ranks_that_share_sequences_get_parts_that_join(tmp_path: Path) -> None:
+    train = dataset(write_documents(tmp_path / "d", [[5, 6, 0]] * 200))
+
+    def only(part: tuple[int, int], workers: int = 0) -> StepBatch:
+        (step,) = build_step_loader(
+            train,
+            first_sample=2,
+            num_steps=1,
+            batch=batch(2, 2),
+            data_rank=0,
+            num_workers=workers,
+            eod_id=0,
+            boundaries=Boundaries(reset_position_ids=True, reset_attention_mask=True),
+            sequence_part=part,
+        )
+        return step
+
+    whole, parts = only((0, 1)), [only((rank, 4), workers=rank % 2) for rank in range(4)]
+    for name in ("inputs", "targets", "loss_mask"):
+        joined = torch.cat([getattr(part, name) for part in parts], dim=-1)
+        assert torch.equal(joined, getattr(whole, name)), name
+    for part in parts:
+        assert part.tokens.shape == (2, 2, 3)
+        assert (part.first_sample, part.num_samples) == (2, 4)
+        # Where documents begin is told of whole sequences.
+        assert part.documents is not None
+        assert whole.documents is not None
+        assert torch.equal(part.documents.starts, whole.documents.starts)
+        assert part.documents.seq_length == 8
+
+
+def test_labels_are_shared_like_tokens() -> None:
+    labels, tokens = torch.arange(8).view(1, 1, 8), torch.arange(9).view(1, 1, 9)
+    whole = StepBatch(tokens, labels > 2, first_sample=0, num_samples=1, labels=labels * 10)
+    second = whole.part_of_sequences(1, 2)
+    assert second.inputs.tolist() == [[[4, 5, 6, 7]]]
+    assert second.targets.tolist() == [[[40, 50, 60, 70]]]
+    assert second.loss_mask.tolist() == [[[True] * 4]]
+    assert whole.part_of_sequences(0, 2).loss_mask.tolist() == [[[False, False, False, True]]]
 
 
 def test_what_follows_the_end_of_a_document_is_masked(tmp_path: Path) -> None:

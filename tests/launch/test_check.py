@@ -86,6 +86,16 @@ def test_a_whole_page(page: Any, tmp_path: Path) -> None:
     assert not any(line.startswith("look at") for line in lines)
 
 
+def test_what_is_offloaded_is_said(page: Any) -> None:
+    host = {"device": "cpu"}
+    zero = {"stage": 3, "offload_optimizer": host, "offload_param": host}
+    text = "\n".join(page(zero_optimization=zero))
+    assert "fp32, ZeRO stage 3, optimizer and weights in the host's memory" in text
+    assert "optimizer 0 B" in text
+    assert "more in the host's memory" in text
+    assert "in the host's memory" not in "\n".join(page())
+
+
 def test_memory_with_and_without_recomputation(page: Any) -> None:
     lines = page(checkpoint_activations=True)
     memory = next(line for line in lines if line.startswith("memory"))
@@ -94,6 +104,22 @@ def test_memory_with_and_without_recomputation(page: Any) -> None:
     assert "optimizer " in memory
     with_it = both.split(" with checkpoint_activations")[0].removeprefix("activations ")
     assert f"activations {with_it}" in memory
+
+
+def test_ranks_that_share_sequences(page: Any) -> None:
+    def activations(lines: list[str]) -> float:
+        both = next(line for line in lines if line.startswith("activations "))
+        size, unit = both.split(", ")[1].split()[:2]
+        return float(size) * {"KiB": 1, "MiB": 1024}[unit]
+
+    one = page("run", "--set", "num_gpus=1")
+    two = page("run", "--set", "num_gpus=2", "--set", "context_parallel_size=2")
+    layout = "layout 2 ranks on 1 node = data 1 × context 2 × model 1; cpu, gloo, fp32"
+    assert any(line.startswith(layout) for line in two)
+    assert activations(two) == pytest.approx(activations(one) / 2, rel=0.01)
+    assert [line for line in two if "parameters" in line] == [
+        line for line in one if "parameters" in line
+    ]
 
 
 def test_doubts_and_missing_files_are_looked_at(page: Any) -> None:

@@ -53,6 +53,13 @@ def test_what_does_not_exist_is_left_out_of_the_line() -> None:
     assert line.endswith("1.47M tokens")
 
 
+def test_the_line_of_an_interval_in_fp16() -> None:
+    line = interval_line(replace(INTERVAL, loss_scale=65536.0))
+    assert "| grad norm 0.92 | loss scale 65,536 | 12.3k tok/s |" in line
+    line = interval_line(replace(INTERVAL, loss_scale=0.5, skipped=3, grad_norm=float("inf")))
+    assert "| grad norm inf | loss scale 0.5 | 3 skipped | 12.3k tok/s |" in line
+
+
 def test_the_line_of_an_evaluation() -> None:
     assert evaluation_line(500, 1431, "validation", 1.8123, 6.1246, 160, 0.91) == (
         "step  500/1431 | validation loss 1.8123 | perplexity 6.12 | 160 samples in 910 ms"
@@ -81,6 +88,7 @@ def test_the_block_of_facts() -> None:
             num_nodes=1,
             data_parallel_size=2,
             pipe_parallel_size=0,
+            context_parallel_size=1,
             model_parallel_size=1,
             sequence_parallel=False,
             device="cpu",

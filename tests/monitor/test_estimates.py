@@ -36,7 +36,8 @@ SHAPE = {
         (True, 0, (2000, 2000, 12_000, 2 * 2000 + 4000)),
         (True, 1, (2000, 2000, 3000, 3 * 2000 + 2 * 1000)),
         (True, 2, (2000, 500, 3000, 3 * 2000 + 2 * 1000)),
-        (True, 3, (500, 500, 3000, 3 * 2000 + 2 * 1000)),
+        # a share of the weights, and all of them while they compute
+        (True, 3, (500 + 2000, 500, 3000, 3 * 2000 + 2 * 1000)),
     ],
 )
 def test_memory_of_weights_and_optimizer(
@@ -53,6 +54,22 @@ def test_a_small_bucket_bounds_what_is_under_way() -> None:
     assert small.buffers == 3 * 200 + 2 * 2000
     alone = estimate_memory(**common, data_parallel_size=1)
     assert alone.buffers == 2000 + 2 * 4000
+
+
+def test_what_is_offloaded_is_counted_apart() -> None:
+    common = SHAPE | {"half_precision": True, "data_parallel_size": 4}
+    optimizer = estimate_memory(**common, zero_stage=2, offload_optimizer=True)
+    assert (optimizer.weights, optimizer.gradients, optimizer.optimizer) == (2000, 500, 0)
+    assert optimizer.buffers == 3 * 2000
+    assert optimizer.host == 3000 + 2 * 1000
+    both = estimate_memory(
+        **common, zero_stage=3, offload_optimizer=True, offload_weights=True, live_parameters=100
+    )
+    assert (both.weights, both.host) == (200, 3000 + 2 * 1000 + 500)
+    nothing = estimate_memory(**common, zero_stage=3)
+    assert nothing.total + nothing.host == estimate_memory(
+        **common, zero_stage=3, offload_optimizer=True, offload_weights=True
+    ).total + (3000 + 2 * 1000 + 500)
 
 
 def test_memory_of_activations() -> None:

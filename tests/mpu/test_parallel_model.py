@@ -13,7 +13,7 @@ from torch import Tensor
 
 from megatron.errors import ConfigError
 from megatron.losses import loss_sum
-from megatron.model import Segments, layout, positions_within
+from megatron.model import Segments, positions_within
 from megatron.mpu import (
     ColumnParallelLinear,
     ParallelGroups,
@@ -23,7 +23,7 @@ from megatron.mpu import (
 )
 from megatron.mpu.collectives import gather_from_model_parallel
 from megatron.runtime.world import World
-from tests.support.models import SINGLE, tiny_args, tiny_model
+from tests.support.models import SINGLE, off_by, tiny_args, tiny_model
 from tests.support.ranks import run_ranks
 
 TOKENS = torch.randint(0, 64, (2, 17), generator=torch.Generator().manual_seed(1))
@@ -73,26 +73,6 @@ def marks(groups: ParallelGroups, variant: str) -> set[str]:
     return {n for n, p in model.named_parameters() if getattr(p, "model_parallel", False)}
 
 
-def off_by(
-    mine: dict[str, Tensor], whole: dict[str, Tensor], groups: ParallelGroups, variant: str
-) -> dict[str, float]:
-    """How far each gradient is from this rank's part of the whole one, in parts of the largest."""
-    model = tiny_args(**VARIANTS[variant])
-    rank, size = groups.get_model_parallel_rank(), groups.get_model_parallel_world_size()
-    off, seen = {}, set()
-    for name, gradient in mine.items():
-        _, number, inside = name.split(".", 2)
-        whole_name = f"sequential.{number}.{layout.whole_name(inside)}"
-        expected = whole[whole_name]
-        seen.add(whole_name)
-        split = layout.partition(model, inside, expected.shape)
-        part = layout.take_shard(expected, split, rank, size)
-        assert part.shape == gradient.shape, name
-        off[name] = (gradient - part).abs().max().item() / expected.abs().max().item()
-    assert seen == whole.keys()
-    return off
-
-
 def compare_with_one_process(world: World) -> dict[str, Any]:
     """Largest deviation of each variant's loss (relative), logits and gradients (absolute)."""
     report: dict[str, Any] = {}
@@ -110,7 +90,7 @@ def compare_with_one_process(world: World) -> dict[str, Any]:
             report[f"{variant}, sequence_parallel {sequence_parallel}"] = {
                 "loss": abs(loss - one_loss) / one_loss,
                 "logits": (logits - one_logits).abs().max().item() / one_logits.abs().max().item(),
-                "gradients": off_by(gradients, one_gradients, groups, variant),
+                "gradients": off_by(gradients, one_gradients, groups, tiny_args(**changes)),
                 "marks": marks(groups, variant),
             }
     groups = ParallelGroups(world, model_parallel_size=world.size)

@@ -65,6 +65,14 @@ def test_too_few_ranks_for_the_layout() -> None:
     ) in str(error.value)
 
 
+def test_ranks_that_share_sequences_read_the_same_samples() -> None:
+    layout = {"context_parallel_size": 2, "model_parallel_size": 2}
+    args = configured(8, train_batch_size=8, **layout)
+    assert args.batch_sizes(8) == BatchSizes(8, 4, 1, 2)
+    with pytest.raises(ConfigError, match="pipe_parallel_size 1 x context_parallel_size 2 x model"):
+        configured(6, train_batch_size=8, **layout)
+
+
 def test_nothing_is_given() -> None:
     with pytest.raises(ConfigError, match="train_micro_batch_size_per_gpu: missing: give"):
         configured(1)

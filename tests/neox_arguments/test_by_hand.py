@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from megatron.errors import ConfigError
 from megatron.neox_arguments import NeoXArgs
 
 BY_HAND = """\
@@ -189,18 +186,24 @@ def test_it_loads_and_tells_what_it_ignores(tmp_path: Path) -> None:
     }
 
 
-def test_half_precision_of_the_older_kind_is_the_only_thing_refused(tmp_path: Path) -> None:
-    text = BY_HAND.replace(
-        '"enabled": false,\n     "loss_scale"', '"enabled": true,\n     "loss_scale"'
-    )
-    text = text.replace('   "precision": "bfloat16",\n', "").replace(
-        '   "bf16": {"enabled": true},\n', ""
-    )
-    (tmp_path / "by_hand.yml").write_text(text)
-    with pytest.raises(ConfigError) as error:
-        NeoXArgs.from_ymls([tmp_path / "by_hand.yml"], world_size=8)
-    line = text[: text.index('"enabled": true,\n     "loss_scale"')].count("\n") + 1
-    assert str(error.value) == (
-        f"{tmp_path}/by_hand.yml:{line}: fp16.enabled: fp16 is not supported yet: use precision: bfloat16, "
-        "and take fp16 out or disable it"
-    )
+IN_FP16 = (
+    BY_HAND.replace('"enabled": false,\n     "loss_scale"', '"enabled": true,\n     "loss_scale"')
+    .replace('   "precision": "bfloat16",\n', "")
+    .replace('   "bf16": {"enabled": true},\n', "")
+)
+
+
+def test_half_precision_of_the_older_kind(tmp_path: Path) -> None:
+    (tmp_path / "by_hand.yml").write_text(IN_FP16)
+    args = NeoXArgs.from_ymls([tmp_path / "by_hand.yml"], world_size=8)
+    assert args.model.precision == "fp16"
+    assert args.loss_scaling.loss_scale_window == 1000
+    config = args.deepspeed_config(8)
+    assert "bf16" not in config
+    assert config["fp16"] == {
+        "enabled": True,
+        "loss_scale": 0,
+        "loss_scale_window": 1000,
+        "hysteresis": 2,
+        "min_loss_scale": 1,
+    }

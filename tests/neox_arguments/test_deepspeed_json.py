@@ -99,6 +99,13 @@ def test_every_key_of_the_deepspeed_section_is_tested_above() -> None:
     assert keys - {"scheduler"} <= set(WRITTEN)
 
 
+def test_deepspeed_counts_a_sample_once_for_each_rank_that_has_a_part_of_it() -> None:
+    shared = deepspeed(4, context_parallel_size=2)
+    # Two copies of the model, of two ranks each, read 2 samples each: 4 of ours, 8 of DeepSpeed's.
+    assert (shared["train_batch_size"], shared["train_micro_batch_size_per_gpu"]) == (8, 2)
+    assert "context_parallel_size" not in shared
+
+
 def test_the_smallest_file_leaves_nothing_to_deepspeeds_defaults() -> None:
     assert deepspeed(2, optimizer=..., zero_optimization=..., min_lr=0.0) == {
         "train_batch_size": 4,
@@ -158,6 +165,23 @@ def test_half_precision_switches_bf16_on_and_stage_0_to_1() -> None:
     config = deepspeed(precision="bfloat16", zero_optimization={"stage": 0, "reduce_scatter": True})
     assert config["bf16"] == {"enabled": True}
     assert config["zero_optimization"] == {"stage": 1, "reduce_scatter": True}
+
+
+def test_loss_scaling_in_flat_and_in_nested_words() -> None:
+    flat = {"loss_scale_window": 500.0, "min_scale": 2, "hysteresis": 3, "dynamic_loss_scale": True}
+    config = deepspeed(precision="fp16", **flat)
+    assert config["fp16"] == {
+        "enabled": True,
+        "loss_scale": 0,
+        "loss_scale_window": 500,
+        "min_loss_scale": 2,
+        "hysteresis": 3,
+    }
+    assert config["zero_optimization"] == {"stage": 1}
+    assert "bf16" not in config
+    nested = {"fp16": True, "enabled": True, "initial_scale_power": 12, "loss_scale": 64.0}
+    config = deepspeed(precision=..., fp16=nested)
+    assert config["fp16"] == {"enabled": True, "initial_scale_power": 12, "loss_scale": 64.0}
 
 
 def test_an_older_files_way_to_ask_for_bfloat16() -> None:

@@ -120,6 +120,32 @@ def refusal(**changes: Any) -> str:
             "sequence_parallel: 4 ranks (model_parallel_size) cannot share seq_length 6 evenly",
         ),
         (
+            {"context_parallel_size": 2, "pipe_parallel_size": 1},
+            "context_parallel_size: 2 ranks cannot share sequences in a pipeline yet (pipe_parallel_size "
+            "is 1): use pipe_parallel_size: 0, and model_parallel_size or ZeRO",
+        ),
+        (
+            {"context_parallel_size": 4, "model_parallel_size": 2},
+            "context_parallel_size: 4 ranks cannot share 2 attention heads evenly (num_attention_heads 4 / "
+            "model_parallel_size 2), of which each attends with some: use a divisor of 2",
+        ),
+        (
+            {"context_parallel_size": 4, "num_attention_heads": 12, "num_kv_heads": 3}
+            | {"hidden_size": 48},
+            "context_parallel_size: 4 ranks cannot share 3 key/value heads evenly (num_kv_heads 3 / "
+            "model_parallel_size 1): one must be a multiple of the other",
+        ),
+        (
+            {"context_parallel_size": 4, "seq_length": 6},
+            "context_parallel_size: 4 ranks cannot share seq_length 6 evenly: it must be a multiple of 4",
+        ),
+        (
+            {"context_parallel_size": 2, "model_parallel_size": 2, "sequence_parallel": True}
+            | {"seq_length": 6},
+            "context_parallel_size: 4 ranks (with sequence_parallel, times model_parallel_size 2) cannot "
+            "share seq_length 6 evenly: it must be a multiple of 4",
+        ),
+        (
             {"zero_optimization": {"stage": 4}},
             "zero_optimization.stage: found 4; stages are 0, 1, 2 and 3",
         ),
@@ -249,12 +275,15 @@ def test_rules_and_types_come_together() -> None:
         ({"precision": "fp32", "zero_optimization": {"stage": 1}}, "fp32", 1),
         ({"precision": ..., "fp16": {"type": "bfloat16", "enabled": True}}, "bfloat16", 1),
         ({"precision": "bf16", "fp16": {"type": "bfloat16", "enabled": True}}, "bfloat16", 1),
+        ({"precision": "fp16"}, "fp16", 1),
+        ({"precision": "half", "fp16": {"enabled": True}}, "fp16", 1),
+        ({"precision": ..., "fp16": {"fp16": True, "enabled": True}}, "fp16", 1),
     ],
 )
 def test_precision(changes: dict[str, Any], precision: str, stage: int) -> None:
     args = NeoXArgs.from_dict(small(**changes))
     assert (args.model.precision, args.optim.zero_stage) == (precision, stage)
-    half = precision == "bfloat16" and (changes.get("zero_optimization", {}) is ... or stage == 1)
+    half = precision != "fp32" and (changes.get("zero_optimization", {}) is ... or stage == 1)
     assert any("runs as 1" in note for note in args.notes) == half
 
 
@@ -270,14 +299,37 @@ def test_precision(changes: dict[str, Any], precision: str, stage: int) -> None:
             {"precision": "bfloat16", "fp16": {"enabled": True}},
             "precision: contradiction: precision says bf",
         ),
-        ({"precision": ..., "fp16": {"enabled": True}}, "fp16.enabled: fp16 is not supported yet"),
         (
             {"precision": "fp32", "fp16": {"type": "bf16", "enabled": True}},
             "precision: contradiction: precision says fp32, fp16.enabled says bfloat16",
         ),
         (
-            {"precision": "fp16"},
-            "precision: fp16 is not supported yet; choose one of fp32, bfloat16",
+            {"precision": "fp16", "bf16": {"enabled": True}},
+            "precision: contradiction: precision says fp16, bf16.enabled says bfloat16",
+        ),
+        (
+            {"precision": "fp16", "fp16": {"enabled": False}},
+            "precision: is fp16, but fp16.enabled is",
+        ),
+        (
+            {"precision": "fp16", "loss_scale": 128, "fp16": {"loss_scale": 64}},
+            "loss_scale: found 128, but fp16.loss_scale is 64: keep one",
+        ),
+        (
+            {"precision": "fp16", "loss_scale": 128, "dynamic_loss_scale": True},
+            "dynamic_loss_scale: is true, but loss_scale fixes the factor at 128: keep one",
+        ),
+        (
+            {"precision": "fp16", "dynamic_loss_scale": False},
+            "dynamic_loss_scale: is false, but loss_scale fixes no factor: give one",
+        ),
+        (
+            {"precision": "fp16", "fp16": {"fp16_master_weights_and_grads": True}},
+            "fp16.fp16_master_weights_and_grads: is not supported yet: take it out",
+        ),
+        (
+            {"precision": "fp16", "fp16": {"min_loss_scale": 0}},
+            "fp16.min_loss_scale: found 0, expected a number above 0",
         ),
         (
             {"torch_autocast": {"enabled": True}},
@@ -361,6 +413,10 @@ def test_parameter_count(changes: dict[str, Any], count: int) -> None:
         (
             {"fp16": {"fp16": True, "enabled": False, "loss_scale": 0}},
             "ignored: fp16.fp16 (DeepSpeed has no such option)",
+        ),
+        (
+            {"precision": "bfloat16", "loss_scale": 128, "hysteresis": 2},
+            "ignored: fp16.loss_scale (precision is bfloat16: only fp16 scales the loss)",
         ),
         (
             {"precision": "bfloat16", "bf16": {"enabled": True, "loss_scale": 0, "hysteresis": 2}},

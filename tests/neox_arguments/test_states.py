@@ -61,6 +61,7 @@ def test_keys_that_are_not_gpt_neoxs_are_few_and_ours() -> None:
         "gelu_form",
         "embedding_scale",
         "use_bias_in_qkv",
+        "context_parallel_size",
     }
 
 
@@ -73,6 +74,10 @@ OUR_DEFAULTS: dict[str, Any] = {
     "distributed_backend": None,  # by device
     "master_port": None,  # a free one
     "git_hash": None,
+    # As DeepSpeed's, which are the same.
+    "loss_scale_window": None,
+    "min_scale": None,
+    "hysteresis": None,
 }
 
 
@@ -226,7 +231,9 @@ def read_outside() -> set[str]:
 
 # They act by arriving in DeepSpeed's configuration: test_deepspeed_json.py proves that they do.
 THROUGH_DEEPSPEED = {key for key, spec in FIELDS.items() if spec.section == "ds"}
-THROUGH_DEEPSPEED |= {key for key, path in SHORTHANDS.items() if path[0] == "zero_optimization"}
+THROUGH_DEEPSPEED |= {
+    key for key, path in SHORTHANDS.items() if path[0] in ("zero_optimization", "fp16")
+}
 
 
 def test_what_works_is_read() -> None:

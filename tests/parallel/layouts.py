@@ -24,8 +24,9 @@ from megatron.mpu import ParallelGroups
 from megatron.neox_arguments import NeoXArgs
 from megatron.runtime.partitioned import gathered
 from megatron.runtime.world import World
-from megatron.training.setup import Parts, build_engine, build_model, build_parts
-from megatron.training.step import StepSettings, train_step
+from megatron.training.pipeline_step import step_of
+from megatron.training.setup import Parts, build_engine, build_model, build_parts, model_of
+from megatron.training.step import StepSettings
 from tests.support.ranks import run_ranks
 from tests.support.tiny import tiny_config
 
@@ -38,20 +39,28 @@ Weights = dict[str, npt.NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class Layout:
-    """Attributes: ``model`` tensor-parallel ranks × ``data`` copies, ``sequence`` parallelism, ZeRO stage."""
+    """Attributes: ``model`` tensor-parallel × ``context``-parallel ranks × ``data`` copies × ``pipe`` stages
+    (0: no pipeline engine), ``sequence`` parallelism, ZeRO stage, what is offloaded to the host:
+    ``optimizer``, ``param``, or both."""
 
     model: int = 1
     sequence: bool = False
     data: int = 1
     zero: int = 0
+    context: int = 1
+    pipe: int = 0
+    offload: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> int:
-        return self.model * self.data
+        return self.model * self.context * self.data * max(1, self.pipe)
 
     def __str__(self) -> str:
         sequence = "+SP" if self.sequence else ""
-        return f"TP{self.model}{sequence} x DP{self.data}, ZeRO {self.zero}"
+        context = f" x CP{self.context}" if self.context > 1 else ""
+        pipe = f"PP{self.pipe} x " if self.pipe else ""
+        offload = "".join(f", {what} offloaded" for what in self.offload)
+        return f"{pipe}TP{self.model}{sequence}{context} x DP{self.data}, ZeRO {self.zero}{offload}"
 
 
 @dataclass(frozen=True)
@@ -99,6 +108,30 @@ LAYOUTS = [
     for model, sequence, data, zero in product((1, 2, 4), (False, True), (1, 2), (0, 1, 2, 3))
     if model > 1 or not sequence
 ]
+LAYOUTS += [
+    Layout(model, model > 1, 2, zero, offload=offload)
+    for model in (1, 2)
+    for zero, offload in (
+        (1, ("optimizer",)),
+        (2, ("optimizer",)),
+        (3, ("optimizer",)),
+        (3, ("param",)),
+        (3, ("optimizer", "param")),
+    )
+]
+CONTEXT_LAYOUTS = [
+    Layout(model, sequence, data, zero, context)
+    for model, sequence, context in ((1, False, 2), (1, False, 4), (2, False, 2), (2, True, 2))
+    for data, zero in ((1, 0), (1, 1), (1, 3), (2, 0), (2, 2), (2, 3))
+]
+PIPE_LAYOUTS = [
+    place
+    for pipe, model, sequence, data, zero in product(
+        (1, 2, 4), (1, 2, 4), (False, True), (1, 2), (0, 1)
+    )
+    if (model > 1 or not sequence)
+    and (place := Layout(model, sequence, data, zero, pipe=pipe)).ranks <= 8
+]
 VARIANTS = [
     Variant(kv_heads, untied, parallel)
     for kv_heads, untied, parallel in product((4, 2, 1), (False, True), (False, True))
@@ -118,6 +151,7 @@ def train(world: World, place: Layout, variant: Variant, optimizer: str, **chang
         has_dropout=args.model.hidden_dropout > 0,
         zero_stage=args.optim.zero_stage,
     )
+    train_step = step_of(engine)
     results = [
         train_step(engine, _batch(step, parts), settings, step=step, learning_rate=args.optim.lr)
         for step in range(STEPS)
@@ -125,7 +159,7 @@ def train(world: World, place: Layout, variant: Variant, optimizer: str, **chang
     return Trained(
         [result.loss for result in results],
         [result.grad_norm for result in results],
-        gathered_weights(engine.module, parts.groups),
+        gathered_weights(model_of(engine), parts.groups),
     )
 
 
@@ -140,6 +174,8 @@ def _config(place: Layout, variant: Variant, optimizer: str) -> dict[str, Any]:
         for key, value in tiny_config(
             _NOWHERE,
             model_parallel_size=place.model,
+            context_parallel_size=place.context,
+            pipe_parallel_size=place.pipe,
             sequence_parallel=place.sequence,
             num_layers=variant.layers,
             num_kv_heads=variant.kv_heads,
@@ -150,7 +186,7 @@ def _config(place: Layout, variant: Variant, optimizer: str) -> dict[str, Any]:
             # Two accumulated micro-batches on each rank, whatever their number.
             train_micro_batch_size_per_gpu=BATCH // 2 // place.data,
             optimizer={"type": optimizer, "params": params[optimizer]},
-            zero_optimization=_zero(place.zero),
+            zero_optimization=_zero(place),
             gradient_clipping=CLIPPING,
             init_method="small_init",
             min_lr=0.0,
@@ -160,32 +196,38 @@ def _config(place: Layout, variant: Variant, optimizer: str) -> dict[str, Any]:
     }
 
 
-def _zero(stage: int) -> dict[str, Any]:
-    if stage < 3:
-        return {"stage": stage}
-    # By default stage 3 partitions nothing as small as these models, and frees nothing between uses.
-    return {
-        "stage": 3,
-        "stage3_param_persistence_threshold": 0,
-        "stage3_max_live_parameters": 0,
-        "stage3_max_reuse_distance": 0,
-    }
+def _zero(place: Layout) -> dict[str, Any]:
+    zero: dict[str, Any] = {"stage": place.zero}
+    zero |= {f"offload_{what}": {"device": "cpu"} for what in place.offload}
+    if place.zero == 3:
+        # By default stage 3 partitions nothing as small as these models, and frees nothing between uses.
+        zero |= dict.fromkeys(
+            (
+                "stage3_param_persistence_threshold",
+                "stage3_max_live_parameters",
+                "stage3_max_reuse_distance",
+            ),
+            0,
+        )
+    return zero
 
 
 def _batch(step: int, parts: Parts) -> StepBatch:
-    """This rank's part of a step: two micro-batches of all ranks, a part of which each data rank reads."""
+    """This rank's part of a step: two micro-batches of all ranks, a part of which each data rank reads,
+    and each context rank a part of that.
+    """
     generator = torch.Generator().manual_seed(1000 + step)
     # A skewed choice of ids, so that there is something to learn.
     tokens = (torch.rand(2, BATCH // 2, LENGTH + 1, generator=generator) ** 3 * 250).long()
     mask = torch.rand(2, BATCH // 2, LENGTH, generator=generator) < 0.9
-    size = parts.groups.get_data_parallel_world_size()
-    rank = parts.groups.get_data_parallel_rank()
-    return StepBatch(
-        tokens.chunk(size, dim=1)[rank].contiguous(),
-        mask.chunk(size, dim=1)[rank].contiguous(),
+    place, grid = parts.groups.place, parts.groups.grid
+    batch = StepBatch(
+        tokens.chunk(grid.data, dim=1)[place.data].contiguous(),
+        mask.chunk(grid.data, dim=1)[place.data].contiguous(),
         first_sample=step * BATCH,
         num_samples=BATCH,
     )
+    return batch.part_of_sequences(place.context, grid.context)
 
 
 def gathered_weights(model: Any, groups: ParallelGroups) -> Weights:
@@ -195,14 +237,37 @@ def gathered_weights(model: Any, groups: ParallelGroups) -> Weights:
         AssertionError: what several ranks hold is not the same to the last bit.
     """
     whole: Weights = {}
-    for number, layer in enumerate(model.sequential):
+    for number, layer in model.sequential.named_children():
         with gathered(layer.parameters()):
             mine = {name: p.detach().clone() for name, p in layer.named_parameters()}
+        _require_one_model(mine, groups)
         shards = _of_all_ranks(mine, groups)
         _require_equal_copies(model, shards, groups)
         for name, tensor in layout.join_layer(model.model_args, shards).items():
             whole[f"{number}.{name}"] = tensor.float().numpy().copy()
+    return _of_all_stages(whole, groups)
+
+
+def _of_all_stages(mine: Weights, groups: ParallelGroups) -> Weights:
+    size = groups.get_pipe_parallel_world_size()
+    if size == 1:
+        return mine
+    stages: list[Weights] = [{} for _ in range(size)]
+    dist.all_gather_object(stages, mine, group=groups.get_pipe_parallel_group())
+    whole: Weights = {}
+    for stage in stages:
+        for name, tensor in stage.items():
+            assert np.array_equal(tensor, whole.setdefault(name, tensor)), f"{name} is no copy"
     return whole
+
+
+def _require_one_model(mine: dict[str, Tensor], groups: ParallelGroups) -> None:
+    """Whoever trained on other tokens has the same weights."""
+    size = groups.get_gradient_world_size()
+    for name, tensor in mine.items() if size > 1 else ():
+        copies = [torch.empty_like(tensor) for _ in range(size)]
+        dist.all_gather(copies, tensor.contiguous(), group=groups.get_gradient_group())
+        assert all(torch.equal(copy, tensor) for copy in copies), f"copies of {name} differ"
 
 
 def _of_all_ranks(mine: dict[str, Tensor], groups: ParallelGroups) -> list[dict[str, Tensor]]:

@@ -17,7 +17,14 @@ def test_same_place_same_numbers_whatever_was_drawn_before() -> None:
 
 
 def test_every_part_of_the_place_matters() -> None:
-    places = [{}, {"step": 6}, {"micro_batch": 1}, {"data_rank": 1}, {"pipe_rank": 1}]
+    places = [
+        {},
+        {"step": 6},
+        {"micro_batch": 1},
+        {"data_rank": 1},
+        {"pipe_rank": 1},
+        {"context_rank": 1},
+    ]
     assert len({tuple(draw(**place).tolist()) for place in places}) == len(places)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from megatron.model import GPT2Model
+from megatron.model import GPT2Model, layout
 from megatron.mpu import ParallelGroups
 from megatron.neox_arguments.sections import ModelArgs
 from megatron.runtime.world import World
@@ -44,6 +46,28 @@ def tiny_model(
         checkpoint_activations=checkpoint_activations,
         checkpoint_num_layers=checkpoint_num_layers,
     )
+
+
+def off_by(
+    mine: Mapping[str, Tensor],
+    whole: Mapping[str, Tensor],
+    groups: ParallelGroups,
+    model: ModelArgs,
+) -> dict[str, float]:
+    """How far each gradient is from this rank's part of the whole one, in parts of the largest."""
+    rank, size = groups.get_model_parallel_rank(), groups.get_model_parallel_world_size()
+    off, seen = {}, set()
+    for name, gradient in mine.items():
+        _, number, inside = name.split(".", 2)
+        whole_name = f"sequential.{number}.{layout.whole_name(inside)}"
+        expected = whole[whole_name]
+        seen.add(whole_name)
+        split = layout.partition(model, inside, expected.shape)
+        part = layout.take_shard(expected, split, rank, size)
+        assert part.shape == gradient.shape, name
+        off[name] = (gradient - part).abs().max().item() / expected.abs().max().item()
+    assert seen == whole.keys()
+    return off
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from megatron.checkpointing import find_checkpoint, load_checkpoint, read_weights
-from megatron.errors import CheckpointError
+from megatron.errors import CheckpointError, ConfigError
 from megatron.neox_arguments import NeoXArgs
 from megatron.runtime.partitioned import gathered
 from megatron.runtime.world import World
@@ -41,6 +41,23 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "sequence_parallel": True,
         "num_kv_heads": 1,
         "precision": "bfloat16",
+        "train_micro_batch_size_per_gpu": 2,
+    },
+    "optimizer offloaded": {
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+        "train_micro_batch_size_per_gpu": 1,
+    },
+    "fp16": {
+        "zero_optimization": PARTITIONED,
+        "precision": "fp16",
+        "no_weight_tying": False,
+        "train_micro_batch_size_per_gpu": 1,
+    },
+    "offloaded": {
+        "zero_optimization": PARTITIONED
+        | {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}},
+        "precision": "bfloat16",
+        "model_parallel_size": 2,
         "train_micro_batch_size_per_gpu": 2,
     },
 }
@@ -152,9 +169,22 @@ def check(folder: Path, variants: list[str], ranks: int) -> None:
             for load_optim in (True, False):
                 assert seen["equal", load_optim]
                 assert seen["step", load_optim] == STEPS
-                assert (0,) in seen["shapes", load_optim]
+                is_partitioned = VARIANTS[variant]["zero_optimization"]["stage"] == 3
+                assert ((0,) in seen["shapes", load_optim]) is is_partitioned
             assert "the model has (64,)" in seen["refused"]
     assert found[0][0]["shapes", True] == {(0,)}
+
+
+def test_an_optimizer_that_must_be_compiled_first_is_refused(tmp_path: Path) -> None:
+    config = tiny_config(
+        tmp_path,
+        zero_optimization={"stage": 2, "offload_optimizer": {"device": "cpu"}},
+        optimizer={"type": "Adam", "params": {"lr": 0.01, "torch_adam": False}},
+    )
+    args = NeoXArgs.from_dict(config, world_size=1)
+    parts = build_parts(args, World())
+    with pytest.raises(ConfigError, match="take torch_adam out, for PyTorch's Adam"):
+        build_engine(args, parts, build_model(args, parts))
 
 
 @pytest.mark.ranks

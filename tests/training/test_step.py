@@ -185,15 +185,26 @@ def whole_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
+def all_broken_steps(world: World, configs: dict[str, Any]) -> dict[str, list[tuple[str, bool]]]:
+    return {name: broken_steps(world, config) for name, config in configs.items()}
+
+
 @pytest.mark.ranks
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_what_is_no_number_stops_all_ranks_before_the_update(tmp_path: Path, stage: int) -> None:
-    for rank in run_ranks(2, broken_steps, sgd_config(tmp_path, stage)):
-        (loss, same_loss), (gradient, same_gradient) = rank
-        assert loss.startswith("step 7: the loss is "), loss
-        assert gradient.startswith("step 7: the gradient norm is "), gradient
-        assert same_loss
-        assert same_gradient
+def test_what_is_no_number_stops_all_ranks_before_the_update(tmp_path: Path) -> None:
+    host = {"device": "cpu"}
+    zeros: list[dict[str, Any]] = [
+        *({"stage": stage} for stage in (0, 1, 2, 3)),
+        *({"stage": stage, "offload_optimizer": host} for stage in (1, 2, 3)),
+        {"stage": 3, "offload_optimizer": host, "offload_param": host},
+    ]
+    configs = {str(zero): sgd_config(tmp_path, 0) | {"zero_optimization": zero} for zero in zeros}
+    for rank in run_ranks(2, all_broken_steps, configs):
+        assert rank.keys() == configs.keys()
+        for zero, ((loss, same_loss), (gradient, same_gradient)) in rank.items():
+            assert loss.startswith("step 7: the loss is "), (zero, loss)
+            assert gradient.startswith("step 7: the gradient norm is "), (zero, gradient)
+            assert same_loss, zero
+            assert same_gradient, zero
 
 
 def finetune(world: World, config: dict[str, Any]) -> int:

@@ -33,7 +33,10 @@ class DeepSpeedArgs:
     """With `prescale_gradients`: divide gradients by this before they are summed."""
 
     fp16: Group = None
-    """DeepSpeed's half precision with loss scaling. `enabled: true` is refused for now."""
+    """DeepSpeed's half precision with loss scaling; `enabled` must agree with `precision`. By default the
+    loss is multiplied by 2^`initial_scale_power` (16) at first. A step whose gradients overflow is skipped,
+    without a change of weights or learning rate, and halves the factor (see `hysteresis`);
+    `loss_scale_window` steps without one double it."""
 
     bf16: Group = None
     """DeepSpeed's bfloat16; `enabled` must agree with `precision`."""

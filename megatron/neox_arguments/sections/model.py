@@ -39,9 +39,9 @@ _FILLED_IN: Any = None
 class ModelArgs(NormArgs, PositionArgs, AttentionArgs):
     """The dense decoder: sizes, norms, positions, residuals, biases, initialisation, dropout."""
 
-    precision: Annotated[Literal["fp32", "bfloat16"], NotYet(("fp16",))] = "fp32"
-    """Type of the weights that compute. `bf16: {enabled: true}` says the same as `bfloat16`; the two
-    must agree. `fp16` is refused for now."""
+    precision: Literal["fp32", "bfloat16", "fp16"] = "fp32"
+    """Type of the weights that compute. `bf16: {enabled: true}` says the same as `bfloat16`, and
+    `fp16: {enabled: true}` as `fp16`; they must agree. `fp16` scales the loss."""
 
     num_layers: Annotated[int, Range(low=1, high=10_000)] = _FILLED_IN
     """Transformer layers. Required."""

@@ -81,6 +81,19 @@ class OptimArgs:
         params: dict[str, Any] = (self.optimizer or {}).get("params") or {}
         return params
 
+    def offload_device(self, what: str) -> str:
+        """Where ``offload_optimizer`` or ``offload_param`` puts its part: ``cpu``, ``nvme`` or ``none``."""
+        group = self.zero_optimization or {}
+        written = group.get(what) or {}
+        older = {"offload_optimizer": "cpu_offload", "offload_param": "cpu_offload_param"}[what]
+        return str(written.get("device", "cpu" if group.get(older) else "none"))
+
+    @property
+    def offloaded(self) -> tuple[str, ...]:
+        """What lies in the host's memory: ``optimizer``, ``weights``, both or nothing."""
+        parts = {"optimizer": "offload_optimizer", "weights": "offload_param"}
+        return tuple(part for part, key in parts.items() if self.offload_device(key) == "cpu")
+
     @property
     def betas(self) -> tuple[float, float]:
         """Adam's decay rates of the first and second moment."""
