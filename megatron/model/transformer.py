@@ -152,7 +152,7 @@ class TransformerLayer(nn.Module):
     """Attention and MLP, one after the other or side by side, each behind its norm.
 
     Sequential: ``x += attention(norm1(x)); x += mlp(norm2(x))``. With ``gpt_j_residual``:
-    ``x + attention(norm1(x)) + mlp(norm2(x))``.
+    ``x + attention(norm1(x)) + mlp(norm2(x))``, and with ``gpt_j_tied`` too one norm for both.
 
     Args:
         model: the model's section of the configuration.
@@ -170,7 +170,9 @@ class TransformerLayer(nn.Module):
         self.dropout = model.hidden_dropout
         self.input_layernorm = build_norm(model, groups=groups)
         self.attention = SelfAttention(model, number, groups=groups, rotary=rotary)
-        self.post_attention_layernorm = build_norm(model, groups=groups)
+        self.post_attention_layernorm = (
+            None if model.gpt_j_tied else build_norm(model, groups=groups)
+        )
         self.mlp = MLP(model, groups=groups)
 
     def forward(
@@ -181,7 +183,10 @@ class TransformerLayer(nn.Module):
         segments: Segments | None = None,
     ) -> Tensor:
         """[b, s, h] -> [b, s, h]; see :meth:`GPT2Model.forward` for the others."""
-        attended = self._drop(self.attention(self.input_layernorm(x), cache, positions, segments))
+        normed = self.input_layernorm(x)
+        attended = self._drop(self.attention(normed, cache, positions, segments))
+        if self.post_attention_layernorm is None:
+            return x + attended + self._drop(self.mlp(normed))
         if self.parallel_residual:
             return x + attended + self._drop(self.mlp(self.post_attention_layernorm(x)))
         x = x + attended

@@ -145,4 +145,4 @@ def flops_a_token(model: ModelArgs, *, parameters: int, embedding_parameters: in
 
 
 def _position_parameters(model: ModelArgs) -> int:
-    return model.hidden_size * model.max_position_embeddings if model.pos_emb == "learned" else 0
+    return model.hidden_size * model.learned_positions

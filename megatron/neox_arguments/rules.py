@@ -171,6 +171,52 @@ def _one_mlp_width(args: NeoXArgs) -> Iterator[Finding]:
         )
 
 
+@_rule("gpt_j_tied", "gpt_j_residual")
+def _one_norm_needs_one_input(args: NeoXArgs) -> Iterator[Finding]:
+    if args.model.gpt_j_tied and not args.model.gpt_j_residual:
+        yield (
+            "gpt_j_tied",
+            "attention and MLP can share a norm where they have the same input: set gpt_j_residual: true",
+        )
+
+
+@_rule("pos_emb", "opt_pos_emb_offset", "hidden_size")
+def _tables_of_positions_fit(args: NeoXArgs) -> Iterator[Finding]:
+    model = args.model
+    if model.opt_pos_emb_offset and model.pos_emb != "learned":
+        yield "opt_pos_emb_offset", f"has a meaning with pos_emb: learned, found {model.pos_emb}"
+    if model.pos_emb == "sinusoidal" and model.hidden_size % 2:
+        yield (
+            "hidden_size",
+            f"{model.hidden_size} is odd: pos_emb: sinusoidal has a sine and a cosine each",
+        )
+
+
+@_rule("pos_emb", "rotary_scaling", "rotary_scaling_factor", "rotary_original_positions")
+def _rotations_can_be_scaled(args: NeoXArgs) -> Iterator[Finding]:
+    model, kind = args.model, args.model.rotary_scaling
+    if kind == "none":
+        return
+    if model.pos_emb != "rotary":
+        yield (
+            "rotary_scaling",
+            f"has a meaning with pos_emb: rotary, found {model.pos_emb}: take it out",
+        )
+    if model.rotary_scaling_factor < 1:
+        yield (
+            "rotary_scaling_factor",
+            f"{model.rotary_scaling_factor:g} is below 1: texts get longer",
+        )
+    if kind != "linear" and model.rotary_original_positions is None:
+        yield "rotary_original_positions", f"missing: rotary_scaling: {kind} follows from it"
+    if kind == "llama3" and model.rotary_low_freq_factor >= model.rotary_high_freq_factor:
+        yield (
+            "rotary_low_freq_factor",
+            f"{model.rotary_low_freq_factor:g} is not below rotary_high_freq_factor "
+            f"{model.rotary_high_freq_factor:g}",
+        )
+
+
 @_rule("norm_weight_offset", "norm")
 def _an_offset_needs_weights(args: NeoXArgs) -> Iterator[Finding]:
     if args.model.norm_weight_offset and args.model.norm not in NORMS_WITH_WEIGHTS:

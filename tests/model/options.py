@@ -50,6 +50,13 @@ OPTIONS = [
     _option("embedding_scale", 5.5),
     _option("no_weight_tying", True),
     _option("gpt_j_residual", True),
+    _option("gpt_j_tied", True, gpt_j_residual=True),
+    _option("pos_emb", "learned"),
+    _option("pos_emb", "sinusoidal"),
+    _option("pos_emb", "none"),
+    _option("rotary_pct", 0.5),
+    _option("rotary_emb_base", 50),
+    _option("opt_pos_emb_offset", 2, pos_emb="learned"),
     *(
         _option("activation", name)
         for name in ("gelu", "relu", "softsign", "swish", "mish", "silu")

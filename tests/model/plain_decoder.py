@@ -115,6 +115,8 @@ def mlp(model: ModelArgs, weights: Weights, x: Tensor) -> Tensor:
 
 def block(model: ModelArgs, weights: Weights, x: Tensor, places: Tensor) -> Tensor:
     attended = attention(model, weights, norm(model, weights, "input_layernorm", x), places)
+    if model.gpt_j_tied:
+        return x + attended + mlp(model, weights, norm(model, weights, "input_layernorm", x))
     if model.gpt_j_residual:
         return (
             x + attended + mlp(model, weights, norm(model, weights, "post_attention_layernorm", x))
@@ -130,7 +132,14 @@ def logits(model: ModelArgs, weights: Weights, tokens: Tensor) -> Tensor:
     table = weights["sequential.0.word_embeddings.weight"]
     x = table[tokens] * model.embedding_scale
     if model.pos_emb == "learned":
-        x = x + weights["sequential.0.position_embeddings.weight"][places]
+        x = (
+            x
+            + weights["sequential.0.position_embeddings.weight"][places + model.opt_pos_emb_offset]
+        )
+    if model.pos_emb == "sinusoidal":
+        half = model.hidden_size // 2
+        angles = [places / 10000 ** (i / half) for i in range(half)]
+        x = x + torch.stack([a.sin() for a in angles] + [a.cos() for a in angles], dim=-1)
     for number in range(model.num_layers):
         x = block(model, of_layer(weights, 2 + number), x, places)
     x = norm(model, of_layer(weights, last - 1), "norm", x)

@@ -311,3 +311,46 @@ def test_families_with_heads_of_their_own(
         "sequential.3.mlp.linear2.weight": "model.layers.1.mlp.down_proj.weight",
     }.items():
         assert_same_gradient(ours, our_name, theirs, their_name)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ({"rotary_scaling": "linear"}, {"rope_type": "linear"}),
+        (
+            {"rotary_scaling": "llama3", "rotary_original_positions": 64},
+            {
+                "rope_type": "llama3",
+                "original_max_position_embeddings": 64,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+            },
+        ),
+        (
+            {"rotary_scaling": "yarn", "rotary_original_positions": 64, "rotary_beta_fast": 8.0},
+            {"rope_type": "yarn", "original_max_position_embeddings": 64, "beta_fast": 8.0},
+        ),
+    ],
+    ids=["linear", "llama3", "yarn"],
+)
+def test_scaled_rotations(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """Heads 32 wide, so that there are frequencies of all three kinds."""
+    rope = {"rope_theta": 500.0, "factor": 4.0, **theirs}
+    config = transformers.LlamaConfig(
+        **{**THEIRS, "max_position_embeddings": 256, "rope_parameters": rope}, head_dim=32
+    )
+    model = tiny_model(
+        VOCAB,
+        **OURS,
+        **ours,
+        rotary_scaling_factor=4.0,
+        max_position_embeddings=256,
+        head_dim=32,
+        no_weight_tying=True,
+    )
+    shake(model)
+    reference = transformers.LlamaForCausalLM(config).eval()
+    copy_with_heads(model, reference)
+    assert_same(model, reference)
+    name = "sequential.2.attention.dense.weight"
+    assert_same_gradient(model, name, reference, "model.layers.0.self_attn.o_proj.weight")

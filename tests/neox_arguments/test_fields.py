@@ -60,7 +60,7 @@ def problems(**changes: Any) -> list[str]:
         ),
         (
             {"pos_emb": "alibi"},
-            "pos_emb: alibi is not supported yet; choose one of learned, rotary, none",
+            "pos_emb: alibi is not supported yet; choose one of learned, rotary, sinusoidal",
         ),
         ({"data_impl": "lazy"}, 'data_impl: found "lazy", expected one of infer, mmap, cached'),
         (

@@ -10,23 +10,21 @@ from megatron.neox_arguments.sections.norms import NormArgs
 from megatron.neox_arguments.sections.positions import PositionArgs
 from megatron.neox_arguments.typed import (
     Dropout,
-    NotYet,
     PositiveFloat,
     PositiveInt,
     Range,
 )
 
-Init = Annotated[
-    Literal["normal", "scaled_normal", "small_init", "wang_init"],
-    NotYet(
-        (
-            "orthogonal",
-            "scaled_orthogonal",
-            "xavier_uniform",
-            "xavier_normal",
-            "single_residual_scaled_normal",
-        )
-    ),
+Init = Literal[
+    "normal",
+    "scaled_normal",
+    "orthogonal",
+    "scaled_orthogonal",
+    "xavier_uniform",
+    "xavier_normal",
+    "wang_init",
+    "small_init",
+    "single_residual_scaled_normal",
 ]
 GATED_ACTIVATIONS = frozenset({"geglu", "reglu", "swiglu", "bilinear", "glu"})
 
@@ -112,6 +110,9 @@ class ModelArgs(NormArgs, PositionArgs, AttentionArgs):
     gpt_j_residual: bool = False
     """true computes attention and MLP side by side from the same input (each with its own norm)."""
 
+    gpt_j_tied: bool = False
+    """With `gpt_j_residual`: one norm for attention and MLP, `input_layernorm`."""
+
     use_bias_in_attn_linear: bool = True
     """Whether the linear layers of attention have biases."""
 
@@ -122,8 +123,11 @@ class ModelArgs(NormArgs, PositionArgs, AttentionArgs):
     """Whether the linear layers of the MLP have biases."""
 
     init_method: Init = "normal"
-    """How weights are drawn: `normal` (`init_method_std`), `scaled_normal` (that, divided by
-    sqrt(2 x layers)), `small_init` (sqrt(2 / (5 x hidden))), `wang_init` (2 / (layers x sqrt(hidden)))."""
+    """How weights are drawn. Normal, of a deviation: `normal` (`init_method_std`), `scaled_normal` (that,
+    divided by sqrt(2 x layers)), `single_residual_scaled_normal` (by sqrt(layers)), `small_init`
+    (sqrt(2 / (5 x hidden))), `wang_init` (2 / (layers x sqrt(hidden))), `xavier_normal` (sqrt(2 / (inputs +
+    outputs))); `xavier_uniform` of that deviation; `orthogonal` with a gain of sqrt(2), and
+    `scaled_orthogonal` of sqrt(2 / layers)."""
 
     init_method_std: PositiveFloat = 0.02
     """Standard deviation of `normal` and, before scaling, `scaled_normal`."""
@@ -198,6 +202,13 @@ class ModelArgs(NormArgs, PositionArgs, AttentionArgs):
             return ("global",) * layers
         return expand_attention_config(self.attention_config, layers)
 
+    @property
+    def learned_positions(self) -> int:
+        """Rows of the learned table of positions."""
+        if self.pos_emb != "learned":
+            return 0
+        return self.max_position_embeddings + self.opt_pos_emb_offset
+
     def parameter_count(self, padded_vocab_size: int) -> int:
         """Trainable parameters of the whole model, over all ranks."""
         return sum(self.layer_parameter_counts(padded_vocab_size))
@@ -208,8 +219,17 @@ class ModelArgs(NormArgs, PositionArgs, AttentionArgs):
         norm = self.norm_parameter_count(self.hidden_size)
         head = padded_vocab_size * self.hidden_size if self.no_weight_tying else 0
         embedding = self.embedding_parameter_count(padded_vocab_size)
-        block = self._attention_parameter_count() + self._mlp_parameter_count() + 2 * norm
+        block = (
+            self._attention_parameter_count()
+            + self._mlp_parameter_count()
+            + self.norms_a_block * norm
+        )
         return (embedding, 0, *(block,) * self.num_layers, 0, norm, head)
+
+    @property
+    def norms_a_block(self) -> int:
+        """Norms in front of attention and MLP."""
+        return 1 if self.gpt_j_tied else 2
 
     def _attention_parameter_count(self) -> int:
         h, width = self.hidden_size, self.attention_width
@@ -231,5 +251,5 @@ class ModelArgs(NormArgs, PositionArgs, AttentionArgs):
 
     def embedding_parameter_count(self, padded_vocab_size: int) -> int:
         """Parameters of the tables that are looked up: of ids, and of learned positions."""
-        learned = self.max_position_embeddings if self.pos_emb == "learned" else 0
+        learned = self.learned_positions
         return self.hidden_size * (padded_vocab_size + learned)

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 from megatron.neox_arguments.typed import (
     Ignored,
-    NonNegativeInt,
     PositiveInt,
     Refused,
 )
@@ -37,14 +36,8 @@ class VariantArgs:
     )
     """Which layers share their weights."""
 
-    gpt_j_tied: Annotated[bool, _NOT_YET] = False
-    """With `gpt_j_residual`: one norm for attention and MLP."""
-
     soft_prompt_tuning: Annotated[dict[str, Any] | None, _NOT_YET] = None
     """Trainable embeddings in front of each sample, as a group with `enabled`."""
-
-    opt_pos_emb_offset: Annotated[NonNegativeInt, _NOT_YET] = 0
-    """Rows of a learned position table that are skipped, as in OPT."""
 
     output_layer_parallelism: Annotated[Literal["column"], Refused("only column")] = "column"
     """How the output layer is split over `model_parallel_size`."""
