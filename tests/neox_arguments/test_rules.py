@@ -68,11 +68,13 @@ def refusal(**changes: Any) -> str:
         ({"seq_length": 9}, "max_position_embeddings: 8 is less than seq_length 9"),
         (
             {"rotary_pct": 0.4},
-            "rotary_pct: 0.4 of the 8 dimensions per head (hidden_size / num_attention_heads) is 3",
+            "rotary_pct: 0.4 of the 8 dimensions per head (head_dim, or hidden_size / "
+            "num_attention_heads) is 3",
         ),
         (
             {"rotary_pct": 0.0},
-            "rotary_pct: 0 of the 8 dimensions per head (hidden_size / num_attention_heads) is 0",
+            "rotary_pct: 0 of the 8 dimensions per head (head_dim, or hidden_size / "
+            "num_attention_heads) is 0",
         ),
         (
             {"intermediate_size": 100, "expansion_factor": 4},
