@@ -93,7 +93,6 @@ def load(now: EngineFacts, load_optim: bool = True, step: int = 5, **manifest: A
             "data_parallel_size x context_parallel_size 2, this run has 4",
         ),
         ({"zero_stage": 2}, {}, "zero_stage 1, this run has 2"),
-        ({"pipe_parallel_size": 2}, {}, "pipe_parallel_size 0, this run has 2"),
         ({"precision": "fp32"}, {}, "precision bfloat16, this run has fp32"),
         ({}, {"has_optimizer": False}, "no optimizer state"),
     ],
@@ -154,3 +153,8 @@ def test_a_foreign_checkpoint_does_not_get_there() -> None:
     with pytest.raises(CheckpointError, match="finetune: true"):
         load_checkpoint(engine, CheckpointInfo(Path("/x/global_step5"), 5, None), world=World())
     assert engine.asked == []
+
+
+def test_another_number_of_stages_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="pipe_parallel_size 0, this run has 2"):
+        load(replace(SAVED, pipe_parallel_size=2))
