@@ -513,6 +513,18 @@ def _deepspeed_options_are_here(args: NeoXArgs) -> Iterator[Finding]:
                 yield f"{group}.{key}", "is not supported yet: take it out"
 
 
+@_rule("bf16", "precision")
+def _gradients_are_checked(args: NeoXArgs) -> Iterator[Finding]:
+    if args.model.precision != "bfloat16":
+        return
+    if (args.ds.bf16 or {}).get("check_grad_overflow") is False:
+        yield (
+            "bf16.check_grad_overflow",
+            "is false: gradients that are no numbers would be put into the weights before anyone sees "
+            "them: take it out",
+        )
+
+
 @_rule("fp16", "loss_scale", "dynamic_loss_scale")
 def _the_loss_scale_is_fixed_or_dynamic(args: NeoXArgs) -> Iterator[Finding]:
     scaling = args.loss_scaling

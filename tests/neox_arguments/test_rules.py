@@ -326,6 +326,10 @@ def test_precision(changes: dict[str, Any], precision: str, stage: int) -> None:
             "fp16.fp16_master_weights_and_grads: is not supported yet: take it out",
         ),
         (
+            {"precision": "bfloat16", "bf16": {"check_grad_overflow": False}},
+            "bf16.check_grad_overflow: is false: gradients that are no numbers would be put into the",
+        ),
+        (
             {"precision": "fp16", "fp16": {"min_loss_scale": 0}},
             "fp16.min_loss_scale: found 0, expected a number above 0",
         ),
