@@ -553,6 +553,7 @@ def _notes(args: NeoXArgs) -> Iterator[str]:
     model = args.model
     if args.parallelism.sequence_parallel and args.parallelism.model_parallel_size == 1:
         yield "ignored: sequence_parallel (there is one tensor-parallel rank)"
+    yield from _notes_on_recomputation(args)
     scaling = args.ds.fp16 or {}
     if model.precision != "fp16" and "enabled" not in scaling:
         asked = [key for key, value in scaling.items() if value != _LOSS_SCALING.get(key)]
@@ -567,3 +568,17 @@ def _notes(args: NeoXArgs) -> Iterator[str]:
         yield "ignored: allow_chopped (pack_impl: packed cuts documents wherever a sample ends)"
     if model.bias_gelu_fusion and model.activation != "gelu":
         yield f"ignored: bias_gelu_fusion (activation is {model.activation})"
+
+
+def _notes_on_recomputation(args: NeoXArgs) -> Iterator[str]:
+    asked = [
+        key
+        for key in ("partition_activations", "checkpoint_in_cpu")
+        if getattr(args.recomputation, key)
+    ]
+    if asked and not args.training.checkpoint_activations:
+        yield f"ignored: {', '.join(asked)} (checkpoint_activations is false: nothing is recomputed)"
+    elif "partition_activations" in asked and args.parallelism.model_parallel_size == 1:
+        yield "ignored: partition_activations (there is one tensor-parallel rank)"
+    elif "partition_activations" in asked and args.parallelism.sequence_parallel:
+        yield "ignored: partition_activations (sequence_parallel has split the activations already)"

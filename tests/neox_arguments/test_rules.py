@@ -426,7 +426,26 @@ def test_parameter_count(changes: dict[str, Any], count: int) -> None:
         ),
         (
             {"activation_checkpointing": {"partition_activations": True}},
-            "ignored: activation_checkpointing (activations are recomputed by PyTorch)",
+            "ignored: activation_checkpointing (activations are recomputed by PyTorch: see "
+            "checkpoint_activations, partition_activations and checkpoint_in_cpu)",
+        ),
+        (
+            {"partition_activations": True, "checkpoint_in_cpu": True},
+            "ignored: partition_activations, checkpoint_in_cpu (checkpoint_activations is false: nothing "
+            "is recomputed)",
+        ),
+        (
+            {"partition_activations": True, "checkpoint_activations": True},
+            "ignored: partition_activations (there is one tensor-parallel rank)",
+        ),
+        (
+            {
+                "partition_activations": True,
+                "checkpoint_activations": True,
+                "model_parallel_size": 2,
+                "sequence_parallel": True,
+            },
+            "ignored: partition_activations (sequence_parallel has split the activations already)",
         ),
     ],
 )
