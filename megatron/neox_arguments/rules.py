@@ -615,6 +615,18 @@ def _deepspeed_options_are_here(args: NeoXArgs) -> Iterator[Finding]:
                 yield f"{group}.{key}", "is not supported yet: take it out"
 
 
+@_rule("bf16", "precision")
+def _gradients_are_checked(args: NeoXArgs) -> Iterator[Finding]:
+    if args.model.precision != "bfloat16":
+        return
+    if (args.ds.bf16 or {}).get("check_grad_overflow") is False:
+        yield (
+            "bf16.check_grad_overflow",
+            "is false: gradients that are no numbers would be put into the weights before anyone sees "
+            "them: take it out",
+        )
+
+
 @_rule("fp16", "loss_scale", "dynamic_loss_scale")
 def _the_loss_scale_is_fixed_or_dynamic(args: NeoXArgs) -> Iterator[Finding]:
     scaling = args.loss_scaling
@@ -643,6 +655,7 @@ def _notes(args: NeoXArgs) -> Iterator[str]:
     model = args.model
     if args.parallelism.sequence_parallel and args.parallelism.model_parallel_size == 1:
         yield "ignored: sequence_parallel (there is one tensor-parallel rank)"
+    yield from _notes_on_recomputation(args)
     scaling = args.ds.fp16 or {}
     if model.precision != "fp16" and "enabled" not in scaling:
         asked = [key for key, value in scaling.items() if value != _LOSS_SCALING.get(key)]
@@ -659,3 +672,17 @@ def _notes(args: NeoXArgs) -> Iterator[str]:
         yield f"ignored: bias_gelu_fusion (activation is {model.activation})"
     elif model.bias_gelu_fusion and model.gelu_form is not None:
         yield f"ignored: bias_gelu_fusion (gelu_form is {model.gelu_form})"
+
+
+def _notes_on_recomputation(args: NeoXArgs) -> Iterator[str]:
+    asked = [
+        key
+        for key in ("partition_activations", "checkpoint_in_cpu")
+        if getattr(args.recomputation, key)
+    ]
+    if asked and not args.training.checkpoint_activations:
+        yield f"ignored: {', '.join(asked)} (checkpoint_activations is false: nothing is recomputed)"
+    elif "partition_activations" in asked and args.parallelism.model_parallel_size == 1:
+        yield "ignored: partition_activations (there is one tensor-parallel rank)"
+    elif "partition_activations" in asked and args.parallelism.sequence_parallel:
+        yield "ignored: partition_activations (sequence_parallel has split the activations already)"
