@@ -136,6 +136,9 @@ class Partition:
         return found
 
 
+# The tensors with one row for each id; the rows behind the tokenizer's vocabulary are padding.
+_VOCABULARY = ("word_embeddings", "final_linear")
+
 # Parameters that together are one tensor of the whole model: :class:`QueryKeyValueLinear`.
 _QUERY, _KEY_VALUE = "query_", "key_value_"
 
@@ -145,6 +148,11 @@ def whole_name(name: str) -> str:
     module, _, kind = name.rpartition(".")
     kind = kind.removeprefix(_KEY_VALUE).removeprefix(_QUERY)
     return f"{module}.{kind}" if module else kind
+
+
+def has_vocabulary_rows(name: str) -> bool:
+    """Whether a parameter, by its name inside its layer, has one row for each id."""
+    return name.rpartition(".")[0] in _VOCABULARY
 
 
 def partition(model: ModelArgs, name: str, shape: Sequence[int]) -> Partition | None:
@@ -165,7 +173,7 @@ def partition(model: ModelArgs, name: str, shape: Sequence[int]) -> Partition | 
         return Partition(0, rows[:1] if kind.startswith(_QUERY) else rows)
     if module == "mlp.linear1":
         return Partition(0, linear1_rows(model))
-    if module in ("word_embeddings", "final_linear"):
+    if module in _VOCABULARY:
         return Partition(0, (shape[0],))
     if module in ("attention.dense", "mlp.linear2") and kind == "weight":
         return Partition(1, (shape[1],))

@@ -1,0 +1,162 @@
+"""How the engines of DeepSpeed keep parameters and optimizer state, for each ZeRO stage: to write into.
+
+All describe releases 0.19. What ``deepspeed.utils.safe_set_full_*`` does rightly is left to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from megatron.checkpointing.universal import VALUE, EngineState, Shape
+from megatron.checkpointing.universal_optimizers import scaler_fields
+from megatron.runtime.stock_deepspeed import Engine, deepspeed
+
+# Of a dynamic loss scaler, what changes while it runs; the rest is the configuration's.
+_SCALER_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+
+
+class Target(Protocol):
+    """One rank's engine, a parameter at a time.
+
+    Attributes:
+        parameters: this rank's, by their names in the plain form.
+    """
+
+    @property
+    def parameters(self) -> Mapping[str, nn.Parameter]: ...
+
+    def shape_of(self, parameter: nn.Parameter) -> Shape:
+        """The shape of the model-parallel rank's part, however data-parallel ranks share it."""
+        ...
+
+    def holds(self, parameter: nn.Parameter) -> bool:
+        """Whether this rank's optimizer keeps any of it."""
+        ...
+
+    def make_states(self, kinds: Iterable[str], step: float | None) -> None:
+        """Give the optimizer the states that it would make at its first step, and its count of updates."""
+        ...
+
+    def set(self, parameter: nn.Parameter, state: str, value: Tensor) -> None:
+        """Keep this rank's cut of ``value``, one state of the model-parallel rank's part."""
+        ...
+
+    def finish(self) -> None:
+        """Have the weights that compute follow from the values that were set. All ranks call this."""
+        ...
+
+
+def target_of(engine: Engine) -> Target:
+    """The way into ``engine``."""
+    if isinstance(engine.optimizer, torch.optim.Optimizer):
+        return _PlainTarget(engine)
+    return _ZeroTarget(engine)
+
+
+def base_optimizer(engine: Engine) -> torch.optim.Optimizer:
+    """torch's (or DeepSpeed's own) optimizer, under ZeRO's."""
+    optimizer = engine.optimizer
+    found = optimizer if isinstance(optimizer, torch.optim.Optimizer) else optimizer.optimizer
+    assert isinstance(found, torch.optim.Optimizer)
+    return found
+
+
+def kept_states(optimizer: torch.optim.Optimizer) -> frozenset[str]:
+    """The states that the optimizer keeps for each number of a parameter, once it has stepped."""
+    settings = optimizer.defaults
+    if "betas" in settings:
+        largest = {"max_exp_avg_sq"} if settings.get("amsgrad") else set()
+        return frozenset({"exp_avg", "exp_avg_sq"} | largest)
+    return frozenset({"momentum_buffer"} if settings.get("momentum") else ())
+
+
+def set_engine_state(engine: Engine, step: int, state: EngineState) -> None:
+    """Restore the counters, and the loss scale of a run in fp16 that went on in fp16."""
+    engine.global_steps = step
+    engine.global_samples = state.global_samples
+    engine.skipped_steps = state.skipped_steps
+    scaler = getattr(engine.optimizer, "loss_scaler", None)
+    ours = scaler_fields(scaler)
+    if state.loss_scaler is None or ours is None or not ours.get("dynamic"):
+        return
+    for name in _SCALER_STATE:
+        if name in ours and name in state.loss_scaler:
+            setattr(scaler, name, state.loss_scaler[name])
+
+
+def _named_parameters(engine: Engine) -> dict[str, nn.Parameter]:
+    return {name: p for name, p in engine.module.named_parameters() if p.requires_grad}
+
+
+def _fresh_states(
+    optimizer: torch.optim.Optimizer, tensor: Tensor, kinds: Iterable[str], step: float | None
+) -> None:
+    """Give ``tensor``, which ``optimizer`` updates, zeros for each of ``kinds`` and a count of updates."""
+    states: dict[str, Any] = {kind: torch.zeros_like(tensor) for kind in kinds}
+    if step is not None:
+        # torch counts in a tensor, DeepSpeed's own optimizers in a number.
+        is_torch = type(optimizer).__module__.startswith("torch.")
+        states["step"] = torch.tensor(float(step)) if is_torch else int(step)
+    optimizer.state[tensor] = states
+
+
+class _PlainTarget:
+    """ZeRO 0 in fp32: torch's optimizer on the weights themselves."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._optimizer: torch.optim.Optimizer = engine.optimizer
+        self.parameters = _named_parameters(engine)
+
+    def shape_of(self, parameter: nn.Parameter) -> Shape:
+        return tuple(parameter.shape)
+
+    def holds(self, parameter: nn.Parameter) -> bool:
+        return True
+
+    def make_states(self, kinds: Iterable[str], step: float | None) -> None:
+        kinds = tuple(kinds)
+        for parameter in self.parameters.values():
+            _fresh_states(self._optimizer, parameter, kinds, step)
+
+    @torch.no_grad()
+    def set(self, parameter: nn.Parameter, state: str, value: Tensor) -> None:
+        there = parameter if state == VALUE else self._optimizer.state[parameter][state]
+        there.copy_(value)
+
+    def finish(self) -> None:
+        """The weights are the values."""
+
+
+class _ZeroTarget:
+    """ZeRO 1 and 2: a rank's cut of each flat group holds fragments of parameters."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._zero = engine.optimizer
+        self.parameters = _named_parameters(engine)
+
+    def shape_of(self, parameter: nn.Parameter) -> Shape:
+        return tuple(parameter.shape)
+
+    def holds(self, parameter: nn.Parameter) -> bool:
+        return getattr(parameter, "_hp_mapping", None) is not None
+
+    def make_states(self, kinds: Iterable[str], step: float | None) -> None:
+        kinds = tuple(kinds)
+        for flat in self._zero.single_partition_of_fp32_groups:
+            _fresh_states(self._zero.optimizer, flat, kinds, step)
+        # Fragments are views of the flat states: of those from now on.
+        self._zero._hp_optimizer_states_linked = False
+        self._zero._lazy_init_hp_params_optimizer_state()
+
+    def set(self, parameter: nn.Parameter, state: str, value: Tensor) -> None:
+        if state == VALUE:
+            deepspeed.utils.safe_set_full_fp32_param(parameter, value)
+        else:
+            deepspeed.utils.safe_set_full_optimizer_state(parameter, value, state)
+
+    def finish(self) -> None:
+        self._zero.update_lp_params()
