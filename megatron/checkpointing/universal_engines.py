@@ -11,8 +11,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from megatron.checkpointing.layer_files import holds_parts
 from megatron.checkpointing.universal import VALUE, EngineState, Shape
 from megatron.checkpointing.universal_optimizers import scaler_fields
+from megatron.runtime.partitioned import rank_among_holders, whole_shape
 from megatron.runtime.stock_deepspeed import Engine, deepspeed
 
 # Of a dynamic loss scaler, what changes while it runs; the rest is the configuration's.
@@ -54,7 +56,7 @@ def target_of(engine: Engine) -> Target:
     """The way into ``engine``."""
     if isinstance(engine.optimizer, torch.optim.Optimizer):
         return _PlainTarget(engine)
-    return _ZeroTarget(engine)
+    return _PartitionedTarget(engine) if holds_parts(engine) else _ZeroTarget(engine)
 
 
 def base_optimizer(engine: Engine) -> torch.optim.Optimizer:
@@ -160,3 +162,41 @@ class _ZeroTarget:
 
     def finish(self) -> None:
         self._zero.update_lp_params()
+
+
+class _PartitionedTarget:
+    """ZeRO 3: of every parameter each rank keeps an even cut, with zeros behind the last number."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._zero = engine.optimizer
+        self.parameters = _named_parameters(engine)
+
+    def shape_of(self, parameter: nn.Parameter) -> Shape:
+        return tuple(whole_shape(parameter))
+
+    def holds(self, parameter: nn.Parameter) -> bool:
+        return True
+
+    def make_states(self, kinds: Iterable[str], step: float | None) -> None:
+        kinds = tuple(kinds)
+        for flat in self._zero.fp32_partitioned_groups_flat:
+            _fresh_states(self._zero.optimizer, flat, kinds, step)
+
+    def set(self, parameter: nn.Parameter, state: str, value: Tensor) -> None:
+        # DeepSpeed's setter of whole tensors reads behind their end where the cuts are not even.
+        length = parameter.ds_tensor.numel()  # type: ignore[attr-defined]
+        mine = value.flatten()[length * rank_among_holders(parameter) :][:length]
+        mine = nn.functional.pad(mine, (0, length - mine.numel()))
+        if state == VALUE:
+            deepspeed.utils.safe_set_local_fp32_param(parameter, mine)
+        else:
+            deepspeed.utils.safe_set_local_optimizer_state(parameter, mine, state)
+
+    def finish(self) -> None:
+        kept = self._zero.persistent_parameters
+        if kept:
+            kept[0].partition(kept)
+        for group in range(len(self._zero.fp32_partitioned_groups_flat)):
+            self._zero._reassign_or_swap_out_partitioned_parameters(group)
+        if kept:
+            kept[0].all_gather(kept)

@@ -150,6 +150,53 @@ class ZeroPartitions(RankState):
         return whole.view(self.shapes[name])
 
 
+class LayerPartitions(RankState):
+    """ZeRO 3: each parameter is cut among data ranks by itself, evenly, with zeros behind its last number.
+
+    A data-parallel rank's cuts of the parameters of a group lie end to end in one flat tensor.
+
+    Args:
+        files: each data-parallel rank's optimizer state, in their order, and where it comes from.
+        facts: content of the first one's file of weights, which has the shapes in the order of the cuts.
+    """
+
+    def __init__(self, files: Sequence[tuple[Path, Content]], facts: Content) -> None:
+        self.facts = facts
+        groups: Sequence[Mapping[str, Shape]] = facts["param_shapes"]
+        self.shapes = {name: tuple(shape) for group in groups for name, shape in group.items()}
+        self._flat = [content["fp32_flat_groups"] for _, content in files]
+        stored = [content["optimizer_state_dict"]["state"] for _, content in files]
+        self._states = stored
+        # Of each parameter: its group, where the cuts of it begin, and how long each is.
+        self._cuts: dict[str, tuple[int, int, int]] = {}
+        for number, group in enumerate(groups):
+            start = 0
+            for name in group:
+                length = -(-math.prod(self.shapes[name]) // len(files))
+                self._cuts[name] = (number, start, length)
+                start += length
+            for path, flat in zip((path for path, _ in files), self._flat, strict=True):
+                if flat[number].numel() < start:
+                    raise CheckpointError(
+                        f"{path} holds {flat[number].numel():,} of {start:,} numbers of its part of "
+                        f"{next(iter(group))} and others"
+                    )
+        self.moments, self.optimizer_steps = _kinds(
+            state for states in stored for state in states.values()
+        )
+        self.loss_scaler = scaler_fields(files[0][1].get("loss_scaler"))
+
+    def read(self, state: str, name: str) -> Tensor:
+        group, start, length = self._cuts[name]
+        parts = [
+            (flat[group] if state == VALUE else states[group][state]).narrow(0, start, length)
+            for flat, states in zip(self._flat, self._states, strict=True)
+        ]
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        shape = self.shapes[name]
+        return whole[: math.prod(shape)].view(shape)
+
+
 def _kinds(states: Any) -> tuple[tuple[str, ...], frozenset[float]]:
     """The names of the states that have a number for each of a parameter's, and the counts of updates."""
     names: dict[str, None] = {}

@@ -3,7 +3,8 @@
 DeepSpeed writes for each model-parallel rank M (numbered through the stages of a pipeline) a file
 ``mp_rank_<M>_model_states.pt``, and where ZeRO is on for each of its data-parallel ranks D a file
 ``zero_pp_rank_<D>_mp_rank_<M>_optim_states.pt`` with the part of the optimizer's state that this rank
-kept. How parameters lie in them :mod:`~megatron.checkpointing.universal_optimizers` knows.
+kept. Under ZeRO 3 the former are ``zero_pp_rank_<D>_mp_rank_<M>_model_states.pt``, and hold no weights. How
+parameters lie in them :mod:`~megatron.checkpointing.universal_optimizers` knows.
 
 The files hold a few of DeepSpeed's objects. They are read into stand-ins without methods, so nothing that
 a file says can run code, and DeepSpeed need not be there.
@@ -22,10 +23,11 @@ from torch import Tensor
 
 from megatron.checkpointing.find import CheckpointInfo
 from megatron.checkpointing.manifest import EngineFacts
-from megatron.checkpointing.tensor_files import MODEL_FILE, read_safely, read_shard, weight_shards
+from megatron.checkpointing.tensor_files import read_safely, read_shard, weight_shards
 from megatron.checkpointing.universal import VALUE, EngineState, Shape
 from megatron.checkpointing.universal_optimizers import (
     Fragment,
+    LayerPartitions,
     PlainOptimizer,
     RankState,
     WeightsOnly,
@@ -33,6 +35,7 @@ from megatron.checkpointing.universal_optimizers import (
 )
 from megatron.errors import CheckpointError
 
+_FACTS_FILE = re.compile(r"(?:(?:\w+_)?zero_pp_rank_0_)?mp_rank_(\d+)_model_states\.pt")
 _OPTIMIZER_FILE = re.compile(r"(?:\w+_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
 
 
@@ -104,14 +107,15 @@ def _optimizers(folder: Path, facts: EngineFacts) -> dict[int, RankState]:
             found[number] = PlainOptimizer(path, content)
         else:
             files = _optimizer_files(folder, number, facts.data_parallel_size)
-            found[number] = ZeroPartitions(files, content)
+            kind = LayerPartitions if facts.zero_stage == 3 else ZeroPartitions
+            found[number] = kind(files, content)
     return found
 
 
 def _model_files(folder: Path) -> dict[int, Path]:
     found = {
         int(match[1]): folder / match[0]
-        for match in map(MODEL_FILE.fullmatch, sorted(entry.name for entry in folder.iterdir()))
+        for match in map(_FACTS_FILE.fullmatch, sorted(entry.name for entry in folder.iterdir()))
         if match
     }
     missing = set(range(len(found) or 1)) - found.keys()

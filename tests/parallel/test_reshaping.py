@@ -15,7 +15,12 @@ from tests.parallel.reshaping import BEFORE, Leg, run_legs, tensors_of
 from tests.support.ranks import run_ranks
 
 START = Layout(model=2, zero=1)
-OTHERS = [Layout(data=2, zero=2), Layout(data=2, zero=0), Layout(model=2, zero=0)]
+OTHERS = [
+    Layout(data=2, zero=2),
+    Layout(data=2, zero=3),
+    Layout(data=2, zero=0),
+    Layout(model=2, zero=0),
+]
 
 
 def require_equal(one: Path, other: Path) -> None:
