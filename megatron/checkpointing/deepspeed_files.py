@@ -22,26 +22,36 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+from torch import nn
 
 from megatron.checkpointing.layer_files import holds_parts, write_layers
 from megatron.checkpointing.manifest import EngineFacts
 from megatron.runtime.durable import new_file
-from megatron.runtime.stock_deepspeed import Engine
+from megatron.runtime.stock_deepspeed import Engine, deepspeed
 
 _RECOVERY_SCRIPTS = ("zero_to_fp32.py", "zero_to_torch.py")
 
 
 def engine_facts(engine: Engine, world_size: int) -> EngineFacts:
     """What the files of ``engine`` depend on."""
+    pipe = int(engine.module.num_stages) if engine.pipeline_parallelism else 0
     half = "bfloat16" if engine.bfloat16_enabled() else "fp16"
     is_half = engine.bfloat16_enabled() or engine.fp16_enabled()
     return EngineFacts(
         world_size=world_size,
         data_parallel_size=int(engine.dp_world_size),
-        model_parallel_size=int(engine.mp_world_size),
+        # To DeepSpeed all ranks of one pipeline are model-parallel.
+        model_parallel_size=int(engine.mp_world_size) // max(1, pipe),
         zero_stage=int(engine.zero_optimization_stage()),
         precision=half if is_half else "fp32",
+        pipe_parallel_size=pipe,
     )
+
+
+def model_under(engine: Engine) -> nn.Module:
+    """The module whose parameters are named as in a plain run; in a pipeline, this rank's stage."""
+    module: nn.Module = engine.module.stage if engine.pipeline_parallelism else engine.module
+    return module
 
 
 class ShardWriter:
@@ -145,7 +155,7 @@ def write_shards(
 @contextmanager
 def _writing_through(writer: ShardWriter, engine: Engine, with_optimizer: bool) -> Iterator[None]:
     inner, saves_zero = engine.checkpoint_engine, engine.save_zero_checkpoint
-    scripts = Path(inspect.getfile(type(engine))).parent.parent / "utils"
+    scripts = Path(inspect.getfile(deepspeed)).parent / "utils"
     engine.checkpoint_engine = writer
     engine.save_zero_checkpoint = saves_zero and with_optimizer
     engine._copy_recovery_script = lambda _save_dir: writer.copy_recovery_scripts(scripts)

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from megatron.checkpointing.deepspeed_files import engine_facts
+from megatron.checkpointing.deepspeed_files import engine_facts, model_under
 from megatron.checkpointing.find import CheckpointInfo
 from megatron.checkpointing.layer_files import holds_parts
 from megatron.checkpointing.manifest import EngineFacts
@@ -111,19 +111,21 @@ def load_checkpoint(
         raise CheckpointError(
             f"{info.path} does not fit this run\n{_misfit(info, different)}", everywhere=True
         )
-    if not holds_parts(engine):
+    by_name = holds_parts(engine) or manifest.engine.pipe_parallel_size != now.pipe_parallel_size
+    if not by_name:
         together(world, lambda: _load(engine, info, load_optim))
     elif load_optim:
         # DeepSpeed would compare nothing: in its files of weights there are only places for parts.
         together(world, lambda: check_weights_fit(engine.module, info, engine.mp_world_size))
         together(world, lambda: _load(engine, info, load_optim))
     else:
-        # DeepSpeed would join the optimizer's files on every rank, and for one model rank only.
+        # DeepSpeed would join the optimizer's files on every rank, and for one model rank only; or look
+        # for the weights in files of its own form.
         load_weights(
-            engine.module,
+            model_under(engine),
             info,
-            model_rank=engine.checkpoint_mp_rank,
-            model_parallel_size=engine.mp_world_size,
+            model_rank=engine.checkpoint_mp_rank % now.model_parallel_size,
+            model_parallel_size=now.model_parallel_size,
             engine=engine,
             world=world,
         )
@@ -140,7 +142,8 @@ def _load(engine: Engine, info: CheckpointInfo, load_optim: bool) -> None:
     except (*BROKEN_FILE, AssertionError) as error:  # DeepSpeed asserts that files exist
         if "loading state_dict" in str(error):
             # The files are in order, but of another model: which weights differ says more.
-            check_weights_fit(engine.module, info, engine.mp_world_size)
+            ranks = engine_facts(engine, 1).model_parallel_size
+            check_weights_fit(model_under(engine), info, ranks)
         raise CheckpointError(
             f"{info.path} cannot be loaded\n  found: {describe(error)}\n"
             "  to do: restore it, or choose another step with --iteration N"
@@ -194,7 +197,7 @@ def _differences(saved: EngineFacts, now: EngineFacts, load_optim: bool) -> dict
     """What DeepSpeed's files of ``saved`` depend on and is otherwise now: name → (then, now)."""
     compared = ["model_parallel_size"]
     if load_optim:
-        compared += ["zero_stage", "precision"]
+        compared += ["pipe_parallel_size", "zero_stage", "precision"]
         if saved.zero_stage > 0:
             # Each rank's file holds its part of the optimizer's state.
             compared.append("data_parallel_size")

@@ -27,6 +27,7 @@ class EngineFacts:
         world_size: processes of the run.
         data_parallel_size: ranks among which ZeRO split the optimizer's state: data × context.
         model_parallel_size: ranks among which each weight is split.
+        pipe_parallel_size: stages among which layers are dealt out; 0 without a pipeline engine.
         zero_stage: 0 to 3.
         precision: ``fp32``, ``bfloat16`` or ``fp16``.
     """
@@ -36,6 +37,7 @@ class EngineFacts:
     model_parallel_size: int
     zero_stage: int
     precision: str
+    pipe_parallel_size: int = 0
 
 
 @dataclass(frozen=True)

@@ -89,8 +89,9 @@ class Report:
         numbers = bytes_of(whole) // 4 // len(whole.states)
         engine = self.manifest.engine
         return (
-            f"read   {self.source}: model_parallel_size {engine.model_parallel_size}, data_parallel_size "
-            f"{engine.data_parallel_size}, ZeRO {engine.zero_stage}, {engine.precision}\n"
+            f"read   {self.source}: {max(1, engine.pipe_parallel_size)} pipeline stages x "
+            f"{engine.model_parallel_size} tensor-parallel x {engine.data_parallel_size} data-parallel "
+            f"ranks, ZeRO {engine.zero_stage}, {engine.precision}\n"
             f"wrote  {self.target}: {len(whole.parameters)} parameters of {numbers:,} numbers in fp32 "
             f"({', '.join(whole.states)}), {self.written / 2**20:,.1f} MiB in {self.seconds:.1f} s\n"
             f"to do  load: {self.target.parent}"

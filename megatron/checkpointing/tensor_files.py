@@ -68,7 +68,7 @@ def read_shard(folder: Path, model_rank: int) -> dict[str, Tensor]:
         path = folder / f"mp_rank_{model_rank:02d}_model_states.pt"
         return _tensors(path, read_safely(path).get("module"))
     weights = {}
-    for match in layer_files:
+    for match in sorted(layer_files, key=lambda match: int(match[1])):
         if int(match[2]) == model_rank:
             path = folder / match[0]
             for name, tensor in _tensors(path, read_safely(path)).items():

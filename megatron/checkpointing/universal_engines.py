@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from megatron.checkpointing.deepspeed_files import model_under
 from megatron.checkpointing.layer_files import holds_parts
 from megatron.checkpointing.universal import VALUE, EngineState, Shape
 from megatron.checkpointing.universal_optimizers import scaler_fields
@@ -91,7 +92,7 @@ def set_engine_state(engine: Engine, step: int, state: EngineState) -> None:
 
 
 def _named_parameters(engine: Engine) -> dict[str, nn.Parameter]:
-    return {name: p for name, p in engine.module.named_parameters() if p.requires_grad}
+    return {name: p for name, p in model_under(engine).named_parameters() if p.requires_grad}
 
 
 def _fresh_states(
@@ -133,6 +134,13 @@ class _PlainTarget:
         """The weights are the values."""
 
 
+def _flat_groups(zero: Any) -> list[Tensor]:
+    """This rank's cuts of the groups; they have another name where bf16 gradients are summed in fp32."""
+    name = "single_partition_of_fp32_groups"
+    found: list[Tensor] = getattr(zero, name, None) or zero.fp32_groups_flat_partition
+    return found
+
+
 class _ZeroTarget:
     """ZeRO 1 and 2: a rank's cut of each flat group holds fragments of parameters."""
 
@@ -148,7 +156,7 @@ class _ZeroTarget:
 
     def make_states(self, kinds: Iterable[str], step: float | None) -> None:
         kinds = tuple(kinds)
-        for flat in self._zero.single_partition_of_fp32_groups:
+        for flat in _flat_groups(self._zero):
             _fresh_states(self._zero.optimizer, flat, kinds, step)
         # Fragments are views of the flat states: of those from now on.
         self._zero._hp_optimizer_states_linked = False

@@ -58,6 +58,12 @@ def load_reshaped(
     target = target_of(engine)
     rank, size = groups.get_model_parallel_rank(), groups.get_model_parallel_world_size()
     shapes = {name: target.shape_of(p) for name, p in target.parameters.items()}
+    # The first data- and model-parallel ranks of all pipeline stages hold the whole model.
+    place = groups.place
+    is_first = place.data == place.context == place.model == 0
+    everywhere: dict[str, Shape] = {}
+    for stage in world.all_gather(shapes if is_first else {}):
+        everywhere.update(stage)
     opened: list[ParameterStore] = []
 
     def open_and_compare() -> None:
@@ -67,12 +73,6 @@ def load_reshaped(
             _check_optimizer(info, store, engine)
         opened.append(store)
 
-    # The first data- and model-parallel ranks of all pipeline stages hold the whole model.
-    place = groups.place
-    is_first = place.data == place.context == place.model == 0
-    everywhere: dict[str, Shape] = {}
-    for stage in world.all_gather(shapes if is_first else {}):
-        everywhere.update(stage)
     together(world, open_and_compare)
     store = opened[0]
     together(world, lambda: _fill(target, store, model, (rank, size), load_optim))

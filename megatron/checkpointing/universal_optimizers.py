@@ -72,19 +72,20 @@ class PlainOptimizer(RankState):
 
     It numbers its parameters through its groups: first those that decay, in the model's order, then the
     others (:func:`megatron.optimizers.weight_decay_groups`).
+
+    Args:
+        path: the rank's file.
+        facts: its content.
+        weights: the rank's parameters, in the order of the model.
     """
 
-    def __init__(self, path: Path, facts: Content) -> None:
-        stored = facts.get("optimizer")
-        if not isinstance(stored, dict) or not isinstance(facts.get("module"), dict):
-            raise CheckpointError(f"{path} does not hold weights and their optimizer state")
-        weights: Mapping[str, Tensor] = facts["module"]
+    def __init__(self, path: Path, facts: Content, weights: Mapping[str, Tensor]) -> None:
         self._weights = weights
         self.facts = facts
         self.shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
         names = [name for name, tensor in weights.items() if tensor.dim() >= 2]
         names += [name for name, tensor in weights.items() if tensor.dim() < 2]
-        states = stored["state"]
+        states = facts["optimizer"]["state"]
         self._states = {name: states.get(number, {}) for number, name in enumerate(names)}
         self.moments, self.optimizer_steps = _kinds(self._states.values())
         for name, state in self._states.items():

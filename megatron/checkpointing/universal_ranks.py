@@ -26,6 +26,7 @@ from megatron.checkpointing.manifest import EngineFacts
 from megatron.checkpointing.tensor_files import read_safely, read_shard, weight_shards
 from megatron.checkpointing.universal import VALUE, EngineState, Shape
 from megatron.checkpointing.universal_optimizers import (
+    Content,
     Fragment,
     LayerPartitions,
     PlainOptimizer,
@@ -37,6 +38,10 @@ from megatron.errors import CheckpointError
 
 _FACTS_FILE = re.compile(r"(?:(?:\w+_)?zero_pp_rank_0_)?mp_rank_(\d+)_model_states\.pt")
 _OPTIMIZER_FILE = re.compile(r"(?:\w+_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
+
+
+# The embedding's table, of which a pipeline with a tied head has a copy in its last stage.
+_TABLE = "sequential.0.word_embeddings.weight"
 
 
 class _LossScaler:
@@ -84,11 +89,11 @@ class RankFiles:
                 found = _optimizers(info.path, manifest.engine)
             else:
                 found = _weights(info.path, with_facts=manifest is not None)
-        self._ranks = _by_parameter(info.path, found)
+        self.size = manifest.engine.model_parallel_size if manifest is not None else len(found)
+        self._ranks = _by_parameter(info.path, found, self.size)
         self.shapes: dict[str, Shape] = {
             name: ranks[0].shapes[name] for name, ranks in self._ranks.items()
         }
-        self.size = len(next(iter(self._ranks.values())))
         first = found[min(found)]
         self.states = (VALUE, *first.moments)
         self.engine = _engine_state(info.path, first, found)
@@ -99,16 +104,43 @@ class RankFiles:
 
 
 def _optimizers(folder: Path, facts: EngineFacts) -> dict[int, RankState]:
-    """What the files of each model-parallel rank hold, by its number."""
+    """What the files of each model-parallel rank hold, by its number through all stages."""
+    files = _model_files(folder)
+    contents = {number: read_safely(path) for number, path in files.items()}
+    expected = max(1, facts.pipe_parallel_size) * facts.model_parallel_size
+    if len(contents) != expected:
+        raise CheckpointError(
+            f"{folder} holds the files of {len(contents)} model-parallel ranks\n"
+            f"  expected: {expected}, as its manifest says"
+        )
+    if facts.zero_stage == 0:
+        return _plain_optimizers(folder, files, contents, facts.model_parallel_size)
+    kind = LayerPartitions if facts.zero_stage == 3 else ZeroPartitions
+    return {
+        number: kind(_optimizer_files(folder, number, facts.data_parallel_size), content)
+        for number, content in contents.items()
+    }
+
+
+def _plain_optimizers(
+    folder: Path, files: Mapping[int, Path], contents: Mapping[int, Content], size: int
+) -> dict[int, RankState]:
+    """Without ZeRO: what the model-parallel ranks of all stages hold, ``size`` of them in each stage."""
     found: dict[int, RankState] = {}
-    for number, path in _model_files(folder).items():
-        content = read_safely(path)
-        if facts.zero_stage == 0:
-            found[number] = PlainOptimizer(path, content)
-        else:
-            files = _optimizer_files(folder, number, facts.data_parallel_size)
-            kind = LayerPartitions if facts.zero_stage == 3 else ZeroPartitions
-            found[number] = kind(files, content)
+    for model_rank in range(size):
+        weights = read_shard(folder, model_rank)
+        names, table = list(weights), [name for name in weights if name == _TABLE]
+        for number in range(model_rank, len(files), size):
+            optimizer = contents[number].get("optimizer")
+            if not isinstance(optimizer, dict):
+                raise CheckpointError(f"{files[number]} does not hold the optimizer's state")
+            # Stages hold consecutive layers; how many parameters these have is known.
+            count = sum(len(group["params"]) for group in optimizer["param_groups"])
+            # A tied head in another stage computes with a copy of the embedding, its last parameter.
+            mine = [*names[:count], *(table if count > len(names) else ())]
+            names = names[count:]
+            held = {name: weights[name] for name in mine}
+            found[number] = PlainOptimizer(files[number], contents[number], held)
     return found
 
 
@@ -157,17 +189,25 @@ def _weights(folder: Path, with_facts: bool) -> dict[int, RankState]:
     }
 
 
-def _by_parameter(folder: Path, found: Mapping[int, RankState]) -> dict[str, list[RankState]]:
-    """The model-parallel ranks that share each parameter, in their order."""
+def _by_parameter(
+    folder: Path, found: Mapping[int, RankState], size: int
+) -> dict[str, list[RankState]]:
+    """The ``size`` model-parallel ranks that share each parameter, in their order.
+
+    A tied embedding is in two stages of a pipeline: the first one's counts.
+    """
     ranks: dict[str, list[RankState]] = {}
     for number in sorted(found):
         for name in found[number].shapes:
-            ranks.setdefault(name, []).append(found[number])
-    sizes = {len(sharing) for sharing in ranks.values()}
-    if len(sizes) != 1:
-        raise CheckpointError(
-            f"{folder}: its files do not belong together: parameters shared among {sorted(sizes)} ranks"
-        )
+            sharing = ranks.setdefault(name, [])
+            if len(sharing) < size:
+                sharing.append(found[number])
+    for name, sharing in ranks.items():
+        if len(sharing) != size or len({state.shapes[name] for state in sharing}) != 1:
+            raise CheckpointError(
+                f"{folder}: its files do not belong together: {len(sharing)} of {size} model-parallel ranks "
+                f"have {name}, of the shapes {[state.shapes[name] for state in sharing]}"
+            )
     return ranks
 
 

@@ -50,7 +50,7 @@ def load_weights(
         found.update(
             read_weights(info, model_rank=model_rank, model_parallel_size=model_parallel_size)
         )
-        _compare(info, found, _shapes(module))
+        _compare(info, found, module)
 
     if world is None:
         look()
@@ -74,7 +74,7 @@ def check_weights_fit(
         CheckpointError: the files cannot be read or hold another model.
     """
     weights = read_weights(info, model_parallel_size=model_parallel_size)
-    _compare(info, weights, _shapes(module))
+    _compare(info, weights, module)
 
 
 def refresh_master_weights(engine: Engine) -> None:
@@ -113,11 +113,12 @@ def _shapes(module: nn.Module) -> dict[str, torch.Size]:
     }
 
 
-def _compare(
-    info: CheckpointInfo, weights: Mapping[str, Tensor], expected: Mapping[str, torch.Size]
-) -> None:
+def _compare(info: CheckpointInfo, weights: Mapping[str, Tensor], module: nn.Module) -> None:
+    expected = _shapes(module)
+    # A stage of a pipeline knows which names belong to the others.
+    is_elsewhere = getattr(module, "is_elsewhere", lambda _: False)
     missing = [name for name in expected if name not in weights]
-    extra = [name for name in weights if name not in expected]
+    extra = [name for name in weights if name not in expected and not is_elsewhere(name)]
     shapes = [
         f"{name}: {tuple(weights[name].shape)}, the model has {tuple(shape)}"
         for name, shape in expected.items()

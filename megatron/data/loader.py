@@ -108,10 +108,11 @@ class _Steps(Dataset["StepBatch | str"]):
         eod_id: int | None,
         boundaries: Boundaries | None,
         sequence_part: tuple[int, int],
+        blank: bool,
     ) -> None:
         self._dataset, self._first_sample, self._batch = dataset, first_sample, batch
         self._data_rank, self._eod_id, self._boundaries = data_rank, eod_id, boundaries
-        self._sequence_part = sequence_part
+        self._sequence_part, self._blank = sequence_part, blank
 
     def __getitem__(self, step: int) -> StepBatch | str:
         # A DataLoader would wrap a worker's error into its traceback; a user's mistake travels as
@@ -129,6 +130,14 @@ class _Steps(Dataset["StepBatch | str"]):
         """
         first = self._first_sample + step * self._batch.global_batch_size
         samples = step_samples(first, self._batch, self._data_rank)
+        if self._blank:
+            return blank_batch(
+                samples.shape,
+                self._dataset.seq_length,
+                first_sample=first,
+                num_samples=self._batch.global_batch_size,
+                boundaries=self._boundaries,
+            )
         array = np.empty((*samples.shape, self._dataset.seq_length + 1), np.int64)
         labels = np.empty_like(array) if self._dataset.has_labels else None
         lengths = np.empty(samples.shape, np.int64)
@@ -176,6 +185,28 @@ class _Steps(Dataset["StepBatch | str"]):
         if highest >= vocab_size or tokens.min() < 0:
             for number in samples.flat:  # it is in one of them: say where
                 self._dataset.check_ids(int(number))
+
+
+def blank_batch(
+    shape: tuple[int, ...],
+    seq_length: int,
+    *,
+    first_sample: int,
+    num_samples: int,
+    boundaries: Boundaries | None,
+) -> StepBatch:
+    """A batch of the ``shape`` [g, b] in which nothing counts, for whoever needs to know its shape only."""
+    documents = None
+    if boundaries is not None:
+        starts = [[0]] * int(np.prod(shape))
+        documents = DocumentStarts.collect(starts, shape, seq_length, boundaries)
+    return StepBatch(
+        tokens=torch.zeros(*shape, seq_length + 1, dtype=torch.int64),
+        loss_mask=torch.zeros(*shape, seq_length, dtype=torch.bool),
+        first_sample=first_sample,
+        num_samples=num_samples,
+        documents=documents,
+    )
 
 
 class StepLoader(Iterator[StepBatch]):
@@ -265,6 +296,7 @@ def build_step_loader(
     eod_id: int | None = None,
     boundaries: Boundaries | None = None,
     sequence_part: tuple[int, int] = (0, 1),
+    blank: bool = False,
     pin_memory: bool = False,
     check_files: Callable[[], None] | None = None,
 ) -> StepLoader:
@@ -281,6 +313,7 @@ def build_step_loader(
         boundaries: what the model does where a document begins; None does nothing.
         sequence_part: (rank, size) of the context-parallel ranks, each of which gets a part of each
             sequence.
+        blank: read nothing: batches of the same shapes in which nothing counts.
         pin_memory: hand over page-locked memory.
         check_files: raises what is wrong with the files, if they are why a worker has died.
 
@@ -297,7 +330,10 @@ def build_step_loader(
             "data_order: epochs from the start",
             everywhere=True,
         )
-    steps = _Steps(dataset, first_sample, batch, data_rank, eod_id, boundaries, sequence_part)
+    steps = _Steps(
+        dataset, first_sample, batch, data_rank, eod_id, boundaries, sequence_part, blank
+    )
+    num_workers = 0 if blank else num_workers
     return StepLoader(steps, num_steps, num_workers, pin_memory, check_files)
 
 

@@ -10,9 +10,9 @@ import math
 from dataclasses import asdict, dataclass
 
 import torch
-from torch import nn
 
 from megatron.evaluation.windows import Windows
+from megatron.model import GPT2Model
 from megatron.mpu import ParallelGroups
 from megatron.tokenizer import Tokenizer
 from megatron.training.evaluate import total_loss
@@ -50,7 +50,7 @@ class Score:
 
 
 def score_documents(
-    model: nn.Module,
+    model: GPT2Model,
     windows: Windows,
     *,
     tokenizer: Tokenizer,
@@ -66,7 +66,9 @@ def score_documents(
     if len(windows) == 0:
         raise ValueError(f"nothing to predict in {windows.num_tokens} tokens")
     place, grid = groups.place, groups.grid
-    batches = windows.batches(size=micro_batch_size, rank=place.data, ranks=grid.data)
+    batches = windows.batches(
+        size=micro_batch_size, rank=place.data, ranks=grid.data, blank=not model.reads_data
+    )
     parts = (batch.part_of_sequences(place.context, grid.context) for batch in batches)
     total = total_loss(model, parts, groups, device)
     return Score.of(total.loss_sum, total.tokens, _text_bytes(windows, tokenizer))

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from megatron.data.boundaries import Boundaries, DocumentStarts
-from megatron.data.loader import StepBatch
+from megatron.data.loader import StepBatch, blank_batch
 
 
 class Documents(Protocol):
@@ -79,14 +79,27 @@ class Windows:
             number += 1
         return np.concatenate(pieces).astype(np.int64) if pieces else np.zeros(0, np.int64)
 
-    def batches(self, *, size: int, rank: int = 0, ranks: int = 1) -> Iterator[StepBatch]:
+    def batches(
+        self, *, size: int, rank: int = 0, ranks: int = 1, blank: bool = False
+    ) -> Iterator[StepBatch]:
         """This rank's windows, ``size`` at a time (w), as steps of one micro-batch.
 
-        Rank r of R takes the windows r, r + R, r + 2R, … so that all have the same number but one.
+        Rank r of R takes the windows r, r + R, r + 2R, … so that all have the same number but one. With
+        ``blank`` nothing is read: batches of the same shapes in which nothing counts.
         """
         mine = range(rank, len(self), ranks)
         for start in range(0, len(mine), size):
-            yield self._batch(mine[start : start + size])
+            windows = mine[start : start + size]
+            yield self._blank(windows) if blank else self._batch(windows)
+
+    def _blank(self, windows: Sequence[int]) -> StepBatch:
+        return blank_batch(
+            (1, len(windows)),
+            self._seq_length,
+            first_sample=windows[0],
+            num_samples=len(windows),
+            boundaries=self._boundaries,
+        )
 
     def _batch(self, windows: Sequence[int]) -> StepBatch:
         s = self._seq_length

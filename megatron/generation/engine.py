@@ -18,6 +18,7 @@ from torch import Tensor
 
 from megatron.generation.sampling import next_tokens
 from megatron.model import GPT2Model
+from megatron.model.stages import logits_everywhere
 from megatron.mpu.collectives import gather_from_model_parallel
 from megatron.neox_arguments.sections import TextgenArgs
 from megatron.runtime.seeds import derive_seed
@@ -171,12 +172,12 @@ class _Reader:
         last = lengths - 1
         if self.cache is not None and self.read_prompts:
             tokens = self.tokens.gather(1, last.unsqueeze(1))
-            logits = self.model(tokens, self.cache, last.unsqueeze(1))
+            logits = logits_everywhere(self.model, tokens, self.cache, last.unsqueeze(1))
         else:
             # What lies behind a row's end is read too, and no token of the row ever looks at it.
             tokens = self.tokens[:, : int(lengths.max())]
             positions = torch.arange(tokens.size(1), device=tokens.device).expand_as(tokens)
-            logits = self.model(tokens, self.cache, positions, only=last)
+            logits = logits_everywhere(self.model, tokens, self.cache, positions, only=last)
             self.read_prompts = True
         whole = gather_from_model_parallel(logits[:, 0], self.model.groups)
         return whole.float()

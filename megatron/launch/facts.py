@@ -12,7 +12,8 @@ from pathlib import Path
 from megatron.launch.data_facts import DataPage, data_page
 from megatron.launch.vocabulary import count_vocabulary
 from megatron.monitor.console import LayoutFacts, RunFacts, facts_block, offloaded_text
-from megatron.monitor.from_arguments import batch_facts, flops_a_token, memory_of, model_facts
+from megatron.monitor.from_arguments import batch_facts, flops_a_token, model_facts
+from megatron.monitor.pipeline_facts import memory_of_largest_stage, pipeline_text
 from megatron.monitor.units import bytes_text, count_text, flops_text
 from megatron.neox_arguments import BatchSizes, NeoXArgs
 from megatron.neox_arguments.doubts import doubts
@@ -57,13 +58,15 @@ def facts_page(args: NeoXArgs, *, ranks: int, accelerators: int, more: Sequence[
         batch=batch_facts(batch) if batch else None,
         splits=data.splits,
         train_iters=data.train_iters,
+        pipeline=pipeline_text(args, batch, padded),
     )
     rows = [
-        *_memory(args, batch, parameters, padded),
+        *_memory(args, batch, padded),
         *_compute(args, batch, parameters, padded),
         *_length(args, batch, data),
         *more,
         *ends,
+        *(("look at", line) for line in _few_micro_batches(args, batch)),
         *(("look at", line) for line in (*doubt, *data.lines, *_missing_files(args))),
     ]
     return head + facts_block(facts, _label_once(rows)) + "\n"
@@ -97,6 +100,15 @@ def _vocabulary(args: NeoXArgs) -> tuple[int, int, tuple[str, ...]]:
     )
 
 
+def _few_micro_batches(args: NeoXArgs, batch: BatchSizes | None) -> Iterator[str]:
+    stages = args.parallelism.pipe_parallel_size
+    if batch is not None and batch.gradient_accumulation_steps < stages:
+        yield (
+            f"gradient_accumulation_steps: {batch.gradient_accumulation_steps} micro-batches cannot keep "
+            f"{stages} pipeline stages (pipe_parallel_size) busy: use several times as many"
+        )
+
+
 def _layout(args: NeoXArgs, ranks: int, accelerators: int) -> LayoutFacts:
     return LayoutFacts(
         world_size=ranks,
@@ -114,28 +126,20 @@ def _layout(args: NeoXArgs, ranks: int, accelerators: int) -> LayoutFacts:
     )
 
 
-def _memory(
-    args: NeoXArgs, batch: BatchSizes | None, parameters: int, padded: int
-) -> Iterator[Row]:
+def _memory(args: NeoXArgs, batch: BatchSizes | None, padded: int) -> Iterator[Row]:
     """Memory of one rank by part, with and without ``checkpoint_activations``."""
     if batch is None:
         return
-    on_rank = parameters // args.parallelism.weight_parts
     kept, whole = (
-        memory_of(
-            args,
-            batch,
-            parameters=on_rank,
-            padded_vocab_size=padded // args.parallelism.model_parallel_size,
-            checkpoint_activations=how,
-        )
+        memory_of_largest_stage(args, batch, padded, checkpoint_activations=how)
         for how in (True, False)
     )
     now = kept if args.training.checkpoint_activations else whole
     parts = ("weights", "gradients", "optimizer", "buffers")
+    where = "a rank of the largest stage" if args.parallelism.pipe_parallel_size > 1 else "a rank"
     yield (
         "memory",
-        f"about {bytes_text(now.total)} a rank beside the program itself: "
+        f"about {bytes_text(now.total)} {where} beside the program itself: "
         + ", ".join(f"{part} {bytes_text(getattr(now, part))}" for part in parts)
         + f", activations {bytes_text(now.activations)}{offloaded_text(now)}",
     )

@@ -1,5 +1,8 @@
 """The dense decoder as a list of layers (:mod:`megatron.model.layout` has the list and its names).
 
+A model holds all layers of the list or, as a stage of a pipeline, a run of them: the first stage reads
+tokens, the others what the stage before them gives, and the last gives logits.
+
 Shapes: b sequences, s tokens, h hidden, v padded vocabulary (one rank's part of it where the
 vocabulary is split). Hidden states are [b, s, h] throughout. Built in fp32; cast it as a whole for a
 half-precision run.
@@ -9,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +24,13 @@ from megatron.model.kv_cache import KVCache
 from megatron.model.positional_embeddings import RotaryTable
 from megatron.model.segments import Segments
 from megatron.model.transformer import TransformerLayer
-from megatron.model.word_embeddings import Embedding, FinalNorm, Head, TiedHead
+from megatron.model.word_embeddings import (
+    Embedding,
+    EmbeddingCopy,
+    FinalNorm,
+    Head,
+    TiedHead,
+)
 from megatron.mpu.groups import ParallelGroups
 from megatron.neox_arguments.sections import ModelArgs
 
@@ -51,8 +61,29 @@ def layer_factories(
     ]
 
 
+class LayerList(nn.ModuleList):
+    """Layers by their numbers in the list of the whole model, of which these may be some only.
+
+    Args:
+        total: entries of the whole list.
+    """
+
+    def __init__(self, total: int) -> None:
+        super().__init__()
+        self._total = total
+
+    def put(self, number: int, layer: nn.Module) -> None:
+        """Hold ``layer`` under its number, which is part of its parameters' names."""
+        self.add_module(str(number), layer)
+
+    def __getitem__(self, number: int | slice) -> Any:
+        if isinstance(number, slice):
+            return super().__getitem__(number)
+        return self._modules[str(number % self._total)]
+
+
 class GPT2Model(nn.Module):
-    """A causal language model.
+    """A causal language model, or a stage of one.
 
     Args:
         model: the model's section of the configuration.
@@ -63,9 +94,12 @@ class GPT2Model(nn.Module):
         checkpoint_num_layers: how many transformer layers are recomputed at a time.
         place_layer: called with each layer once it has its weights, before the next is made: what it
             moves elsewhere never lies here beside the other layers.
+        layers: numbers of the layers to hold; None holds all.
 
     Attributes:
-        sequential: the layer list; parameters are named ``sequential.<number>.<name in the layer>``.
+        layers: the numbers of its layers.
+        sequential: the layers; parameters are named ``sequential.<number>.<name in the layer>``. A tied
+            head in another stage than the embedding has a copy of its table, under the table's name.
     """
 
     def __init__(
@@ -78,6 +112,7 @@ class GPT2Model(nn.Module):
         checkpoint_activations: bool = False,
         checkpoint_num_layers: int = 1,
         place_layer: Callable[[nn.Module], None] | None = None,
+        layers: range | None = None,
     ) -> None:
         super().__init__()
         self.model_args = model
@@ -86,17 +121,42 @@ class GPT2Model(nn.Module):
         self.checkpoint_activations = checkpoint_activations
         self.checkpoint_num_layers = checkpoint_num_layers
         factories = layer_factories(model, padded_vocab_size=padded_vocab_size, groups=groups)
-        self.sequential = nn.ModuleList()
-        for index, make in enumerate(factories):
+        self.layers = range(len(factories)) if layers is None else layers
+        made = {number: factories[number] for number in self.layers}
+        if self.is_last and not self.is_first and not model.no_weight_tying:
+            made[layout.EMBEDDING] = partial(EmbeddingCopy, model, padded_vocab_size, groups=groups)
+        self.sequential = LayerList(len(factories))
+        for number, make in made.items():
             layer = make()
-            initialize_layer(layer, index, model, seed=seed, groups=groups)
+            initialize_layer(layer, number, model, seed=seed, groups=groups)
             if place_layer is not None:
                 place_layer(layer)
-            self.sequential.append(layer)
+            self.sequential.put(number, layer)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it reads tokens."""
+        return layout.EMBEDDING in self.layers
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it gives logits."""
+        return layout.head(self.model_args.num_layers) in self.layers
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether it needs tokens or labels; a stage between the first and the last does not."""
+        return self.is_first or self.is_last
+
+    @property
+    def embedding_copy(self) -> nn.Parameter | None:
+        """The parameter of another stage that this one has a copy of."""
+        table = None if self.is_first or not self.is_last else self.borrowed_parameters()
+        return table[0][1] if table else None
 
     def forward(
         self,
-        tokens: Tensor,
+        x: Tensor,
         cache: KVCache | None = None,
         position_ids: Tensor | None = None,
         only: Tensor | None = None,
@@ -105,9 +165,9 @@ class GPT2Model(nn.Module):
         """Logits of the token after each of ``tokens``.
 
         Args:
-            tokens: [b, s] ids; with context parallelism this rank's part of each sequence, and the
-                logits are those of this part, while ``position_ids`` and ``segments`` are those of
-                whole sequences.
+            x: ``tokens`` [b, s], ids; behind the first stage, the hidden states [b, s, h] of the one before.
+                With context parallelism this rank's part of each sequence, and the logits are those of
+                this part, while ``position_ids`` and ``segments`` are those of whole sequences.
             cache: keys and values of earlier tokens; those of ``tokens`` are added to it.
             position_ids: [b, s] positions in the sequence, 0 ... s - 1 unless given. With a cache,
                 a token looks at all slots up to its own position.
@@ -117,19 +177,25 @@ class GPT2Model(nn.Module):
                 change no position.
 
         Returns:
-            [b, s, v] in the type of the weights; [b, 1, v] with ``only``.
+            [b, s, v] in the type of the weights; [b, 1, v] with ``only``. Before the last stage, hidden
+            states [b, s, h].
         """
-        embedding, norm, head = (self.sequential[i] for i in (layout.EMBEDDING, -2, -1))
-        x = self._blocks(embedding(tokens, position_ids), cache, position_ids, segments)
-        if only is not None:
+        if self.is_first:
+            x = self.sequential[layout.EMBEDDING](x, position_ids)
+        x = self._blocks(x, cache, position_ids, segments)
+        if only is not None and self.is_last:
             shared = self.groups.sequence_parallel or self.groups.get_context_parallel_group()
             assert not shared, "a token is looked for in whole sequences"
             x = x[torch.arange(x.size(0), device=x.device), only].unsqueeze(1)
+        if layout.final_norm(self.model_args.num_layers) in self.layers:
+            x = self.sequential[-2](x)
+        if not self.is_last:
+            return x
+        head = self.sequential[-1]
         if isinstance(head, TiedHead):
-            assert isinstance(embedding, Embedding)
-            logits: Tensor = head(norm(x), embedding.word_embeddings)
+            logits: Tensor = head(x, self.sequential[layout.EMBEDDING].word_embeddings)
         else:
-            logits = head(norm(x))
+            logits = head(x)
         return logits
 
     def _blocks(
@@ -140,8 +206,7 @@ class GPT2Model(nn.Module):
         segments: Segments | None,
     ) -> Tensor:
         """The transformer layers: [b, s, h] -> [b, s, h]."""
-        end = layout.after_blocks(self.model_args.num_layers)
-        blocks = list(self.sequential)[layout.FIRST_BLOCK : end]
+        blocks = [self.sequential[layout.FIRST_BLOCK + number] for number in self.block_numbers]
         if not (self.checkpoint_activations and self.training):
             for block in blocks:
                 x = block(x, cache, positions, segments)
@@ -158,13 +223,28 @@ class GPT2Model(nn.Module):
             x = checkpoint(run, x, start, use_reentrant=False)
         return x
 
+    @property
+    def block_numbers(self) -> range:
+        """The transformer layers that it holds, counted from 0 over those of the whole model."""
+        blocks = range(self.model_args.num_layers)
+        start, stop = (
+            min(max(number - layout.FIRST_BLOCK, 0), len(blocks))
+            for number in (self.layers.start, self.layers.stop)
+        )
+        return blocks[start:stop]
+
+    def is_elsewhere(self, name: str) -> bool:
+        """Whether the whole model has a layer of the parameter ``name``, and another stage holds it."""
+        number = name.removeprefix("sequential.").partition(".")[0]
+        total = layout.head(self.model_args.num_layers) + 1
+        return number.isdecimal() and int(number) in range(total) and int(number) not in self.layers
+
     def borrowed_parameters(self) -> list[tuple[nn.Module, nn.Parameter]]:
         """Layers that compute with a parameter of another layer, and that parameter."""
-        embedding, head = self.sequential[layout.EMBEDDING], self.sequential[-1]
-        if not isinstance(head, TiedHead):
+        if not self.is_last or not isinstance(self.sequential[-1], TiedHead):
             return []
-        assert isinstance(embedding, Embedding)
-        return [(head, embedding.word_embeddings.weight)]
+        table: nn.Parameter = self.sequential[layout.EMBEDDING].word_embeddings.weight
+        return [(self.sequential[-1], table)]
 
     def make_cache(self, batch: int, length: int) -> KVCache:
         """An empty cache for ``batch`` sequences of up to ``length`` tokens, beside the weights."""
@@ -176,6 +256,7 @@ class GPT2Model(nn.Module):
             groups=self.groups,
             dtype=weight.dtype,
             device=weight.device,
+            layers=self.block_numbers,
         )
 
     @property

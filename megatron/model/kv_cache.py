@@ -24,6 +24,7 @@ class KVCache:
         length: t tokens a sequence.
         groups: the layout of ranks; each model-parallel rank stores its own heads.
         dtype, device: of the model's activations.
+        layers: numbers of the transformer layers that this rank holds; None: all.
     """
 
     def __init__(
@@ -35,10 +36,12 @@ class KVCache:
         groups: ParallelGroups,
         dtype: torch.dtype,
         device: torch.device,
+        layers: range | None = None,
     ) -> None:
         ranks = groups.get_model_parallel_world_size() // groups.kv_replicas
         heads = divide(model.kv_heads, ranks, "the number of key/value heads")
-        shape = (model.num_layers, 2, batch, heads, length, model.head_dim)
+        self._layers = range(model.num_layers) if layers is None else layers
+        shape = (len(self._layers), 2, batch, heads, length, model.head_dim)
         self.length = length
         self._store = torch.zeros(shape, dtype=dtype, device=device)
         self._rows = torch.arange(batch, device=device)[:, None, None]
@@ -57,7 +60,7 @@ class KVCache:
         Returns:
             All keys and values of the layer, [b, k, t, d]; those of unread slots mean nothing.
         """
-        stored_keys, stored_values = self._store[layer]
+        stored_keys, stored_values = self._store[layer - self._layers.start]
         slots = (self._rows, self._heads, positions.unsqueeze(1))
         stored_keys[slots] = keys
         stored_values[slots] = values

@@ -54,6 +54,14 @@ class Segments:
         assert min(lengths) > 0, "starts must ascend"
         return Segments(tuple(lengths), device)
 
+    @staticmethod
+    def from_places(places: Tensor) -> Segments:
+        """The segments whose tokens have ``places`` [b, s] in them: one begins at each 0."""
+        flat = places.flatten().cpu()
+        begins = (flat == 0).nonzero().flatten()
+        lengths = torch.diff(begins, append=begins.new_full((1,), len(flat))).tolist()
+        return Segments(tuple(lengths), places.device)
+
     @cached_property
     def cumulative(self) -> Tensor:
         """Where each begins in all tokens end to end, and the end: [m + 1] int32."""

@@ -55,6 +55,19 @@ class Embedding(nn.Module):
         return x
 
 
+class EmbeddingCopy(nn.Module):
+    """The embedding's table, for a tied head in another pipeline stage than the embedding.
+
+    It starts as the table does, and the gradients of both are summed: they stay equal.
+    """
+
+    def __init__(self, model: ModelArgs, padded_vocab_size: int, *, groups: ParallelGroups) -> None:
+        super().__init__()
+        self.word_embeddings = VocabParallelEmbedding(
+            padded_vocab_size, model.hidden_size, groups=groups
+        )
+
+
 class FinalNorm(nn.Module):
     """The norm behind the last transformer layer, under the name that checkpoints give it."""
 

@@ -166,6 +166,7 @@ class RunFacts:
     splits: Sequence[SplitFacts]
     train_iters: int | None
     memory: MemoryEstimate | None = None
+    pipeline: str | None = None
 
 
 def facts_block(facts: RunFacts, more: Sequence[tuple[str, str]] = ()) -> str:
@@ -175,6 +176,8 @@ def facts_block(facts: RunFacts, more: Sequence[tuple[str, str]] = ()) -> str:
     """
     rows = [("model", _model_text(facts.model)), ("", _parameters_text(facts.model))]
     rows.append(("layout", _layout_text(facts.layout)))
+    if facts.pipeline is not None:
+        rows.append(("pipeline", facts.pipeline))
     if facts.batch is not None:
         rows.append(("batch", _batch_text(facts.batch, facts.model.seq_length)))
     steps = f"{facts.train_iters or 0:,} steps"

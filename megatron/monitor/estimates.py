@@ -75,6 +75,7 @@ def estimate_memory(
     vocab_size: int,
     attention_width: int | None = None,
     sequence_shards: int = 1,
+    in_flight: int = 1,
     checkpoint_activations: bool = False,
     optimizer_states: int = 2,
     bucket_size: int = DEFAULT_BUCKET_SIZE,
@@ -95,6 +96,7 @@ def estimate_memory(
         vocab_size: ``V``.
         attention_width: width of all queries together on this rank; None: ``hidden_size``.
         sequence_shards: ranks that share the tokens between the parallel layers.
+        in_flight: micro-batches whose activations are kept at a time, in a pipeline.
         optimizer_states: fp32 numbers that the optimizer keeps for each parameter: 2 for Adam.
         bucket_size: numbers that are reduced at once (DeepSpeed's ``reduce_bucket_size``).
         live_parameters: the most that are whole at a time under stage 3; None: all.
@@ -118,9 +120,9 @@ def estimate_memory(
     # scores.
     per_layer = 3 * between + qkv + (queries + kv_size) + 2 * queries
     per_layer += first + mlp_width
-    kept = num_layers * per_layer
+    kept = in_flight * num_layers * per_layer
     if checkpoint_activations:  # the input of each layer, and one layer while it is recomputed
-        kept = num_layers * between + per_layer
+        kept = in_flight * num_layers * between + per_layer
     kept += first + mlp_width + qkv  # the gradients of one layer
     # The logits, their fp32 form, and its gradient.
     logits = vocab_size * (size + 2 * _FP32_BYTES)

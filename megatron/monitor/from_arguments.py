@@ -58,6 +58,8 @@ def memory_of(
     parameters: int,
     padded_vocab_size: int,
     checkpoint_activations: bool | None = None,
+    num_layers: int | None = None,
+    in_flight: int = 1,
 ) -> MemoryEstimate:
     """What a rank holds in the middle of a step.
 
@@ -67,6 +69,8 @@ def memory_of(
         parameters: those on the rank.
         padded_vocab_size: rows of the embedding on the rank.
         checkpoint_activations: in place of the configuration's, to compare.
+        num_layers: transformer layers on the rank; None: all.
+        in_flight: micro-batches whose activations it keeps at a time.
     """
     model, ranks = args.model, args.parallelism.model_parallel_size
     context = args.parallelism.context_parallel_size
@@ -79,7 +83,8 @@ def memory_of(
         data_parallel_size=batch.data_parallel_size * context,
         micro_batch_size=batch.micro_batch_size,
         seq_length=model.seq_length // context,
-        num_layers=model.num_layers,
+        num_layers=model.num_layers if num_layers is None else num_layers,
+        in_flight=in_flight,
         hidden_size=model.hidden_size,
         attention_width=model.num_attention_heads * model.head_dim // ranks,
         # With fewer key/value heads than ranks each holds one; along the context axis of all tokens.

@@ -145,6 +145,7 @@ class ParallelGroups:
         self.kv_replicas = _replicas(num_kv_heads, self.grid.model)
         self._model_group = self._make("model") if self.grid.model > 1 else None
         self._pipe_group = self._make("pipe") if self.grid.pipe > 1 else None
+        self._pipe_ends_group = self._make_pipe_ends_group()
         self._context_group = self._make("context") if self.grid.context > 1 else None
         self._gradient_group = self._make_gradient_group()
         self._kv_replica_group = self._make_kv_replica_group()
@@ -180,6 +181,16 @@ class ParallelGroups:
                 for start in range(0, len(ranks), self.kv_replicas)
             ]
         )
+
+    def _make_pipe_ends_group(self) -> dist.ProcessGroup | None:
+        if self.grid.pipe <= 2:
+            return self._pipe_group
+        mine: dist.ProcessGroup | None = None
+        for ranks in self.grid.lines("pipe"):
+            group = dist.new_group([ranks[0], ranks[-1]])
+            if self.world.rank in (ranks[0], ranks[-1]):
+                mine = group
+        return mine
 
     def _make_one_of(self, lines: list[list[int]]) -> dist.ProcessGroup:
         """Make a group of each line, on all ranks in the same order; the one that this rank is on."""
@@ -259,3 +270,7 @@ class ParallelGroups:
     def get_pipe_parallel_group(self) -> dist.ProcessGroup | None:
         """Group of the stages of one pipeline; None without one."""
         return self._pipe_group
+
+    def get_pipe_ends_group(self) -> dist.ProcessGroup | None:
+        """Group of the first and the last stage of a pipeline; None between them, and without one."""
+        return self._pipe_ends_group

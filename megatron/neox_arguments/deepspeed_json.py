@@ -61,7 +61,22 @@ def deepspeed_config(args: NeoXArgs, world_size: int) -> dict[str, Any]:
     if args.optim.name == "sgd" and args.optim.zero_stage > 0:
         config.setdefault("zero_allow_untested_optimizer", True)
     config.update(thaw(args.ds_extras.deepspeed_extra_args or {}))
+    if args.parallelism.pipe_parallel_size > 0:
+        config |= _pipeline(args, config)
     return config
+
+
+def _pipeline(args: NeoXArgs, written: dict[str, Any]) -> dict[str, Any]:
+    """What the pipeline engine must be told beside what is ``written``."""
+    # By default it splits what stages exchange among tensor-parallel ranks and joins it behind, as if
+    # all held the same; with sequence parallelism they do not.
+    whole = args.parallelism.sequence_parallel and args.parallelism.model_parallel_size > 1
+    split = {"pipe_partitioned": False, "grad_partitioned": False} if whole else {}
+    return {
+        "pipeline": {**written.get("pipeline", {}), **split},
+        # This engine prints its lines, past any logger.
+        "steps_per_print": None,
+    }
 
 
 def _optimizer(args: NeoXArgs) -> dict[str, Any]:

@@ -66,7 +66,8 @@ SERVICES: dict[str, dict[str, Any]] = {
         "gradient_allreduce_op": Literal["mean", "sum"],
         "log_level": str,
         "timers": {"throughput": {"enabled": bool, "synchronized": bool}},
-        **dict.fromkeys(("hybrid_engine", "pipeline"), dict[str, Any]),
+        "hybrid_engine": dict[str, Any],
+        "pipeline": {"pipe_partitioned": bool, "grad_partitioned": bool},
     },
 }
 # Keys of DeepSpeed that would do what a layout of this project's does, or change the model.

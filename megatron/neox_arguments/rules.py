@@ -17,6 +17,7 @@ from megatron.neox_arguments.batch_sizes import (
 )
 from megatron.neox_arguments.merging import Merged
 from megatron.neox_arguments.nested_keys import NOT_DEEPSPEEDS
+from megatron.neox_arguments.pipe_partition import PartitionError, stage_layers
 from megatron.neox_arguments.problems import Problems, shown
 from megatron.neox_arguments.registry import KNOWN_KEYS, meant_key
 from megatron.neox_arguments.sections.model import ATTENTION_KINDS, expand_attention_config
@@ -196,14 +197,51 @@ def _attention_is_known(args: NeoXArgs) -> Iterator[Finding]:
 @_rule("pipe_parallel_size")
 def _layout_is_here(args: NeoXArgs) -> Iterator[Finding]:
     pipe = args.parallelism.pipe_parallel_size
-    if pipe > 1:
-        yield "pipe_parallel_size", f"{pipe} pipeline stages are not supported yet: use 0"
     expected = args.expected.get("is_pipe_parallel")
     if expected is not None and expected != (pipe > 0):
         yield (
             "is_pipe_parallel",
             f"is {shown(expected)}, but pipe_parallel_size is {pipe}: take it out",
         )
+
+
+@_rule("pipe_parallel_size", "pipe_partition_method", *REQUIRED)
+def _every_stage_has_layers(args: NeoXArgs) -> Iterator[Finding]:
+    parallelism = args.parallelism
+    if (
+        parallelism.pipe_parallel_size == 0
+        or args.model.hidden_size % args.model.num_attention_heads
+    ):
+        return
+    rows = args.expected.get("padded_vocab_size") or 0
+    try:
+        stage_layers(
+            args.model, parallelism.pipe_parallel_size, parallelism.pipe_partition_method, int(rows)
+        )
+    except PartitionError as error:
+        yield error.key, str(error)
+
+
+@_rule("pipe_parallel_size", "use_node_local_storage", "checkpoint")
+def _stages_save_on_one_disk(args: NeoXArgs) -> Iterator[Finding]:
+    if args.parallelism.pipe_parallel_size > 0 and args.checkpointing.use_node_local_storage:
+        yield (
+            "use_node_local_storage",
+            "is true, but each stage of a pipeline writes its part once, where all must find it: save on a "
+            "file system that all nodes share, or use pipe_parallel_size: 0",
+        )
+
+
+@_rule("deepspeed_extra_args", "sequence_parallel", "model_parallel_size")
+def _stages_exchange_what_they_have(args: NeoXArgs) -> Iterator[Finding]:
+    if not (args.parallelism.sequence_parallel and args.parallelism.model_parallel_size > 1):
+        return
+    for key, value in ((args.ds_extras.deepspeed_extra_args or {}).get("pipeline") or {}).items():
+        if value:
+            yield (
+                f"deepspeed_extra_args.pipeline.{key}",
+                "splits among tensor-parallel ranks what sequence_parallel has split already: take it out",
+            )
 
 
 @_rule("model_parallel_size", "num_attention_heads", "hidden_size")
@@ -510,9 +548,7 @@ _LOSS_SCALING = {"loss_scale": 0, "loss_scale_window": 1000, "min_loss_scale": 1
 
 
 def _notes(args: NeoXArgs) -> Iterator[str]:
-    pipe, model = args.parallelism.pipe_parallel_size, args.model
-    if pipe == 1:
-        yield "pipe_parallel_size: 1 runs the plain form, without a pipeline engine, as 0 does"
+    model = args.model
     if args.parallelism.sequence_parallel and args.parallelism.model_parallel_size == 1:
         yield "ignored: sequence_parallel (there is one tensor-parallel rank)"
     scaling = args.ds.fp16 or {}

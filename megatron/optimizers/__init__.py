@@ -3,5 +3,12 @@
 from megatron.optimizers.grad_norm import clip_gradients, global_grad_norm
 from megatron.optimizers.lr_schedule import LRSchedule
 from megatron.optimizers.param_groups import weight_decay_groups
+from megatron.optimizers.pipeline_norm import sum_norms_of_stages
 
-__all__ = ["LRSchedule", "clip_gradients", "global_grad_norm", "weight_decay_groups"]
+__all__ = [
+    "LRSchedule",
+    "clip_gradients",
+    "global_grad_norm",
+    "sum_norms_of_stages",
+    "weight_decay_groups",
+]

@@ -16,25 +16,30 @@ import torch.distributed as dist
 from torch import nn
 
 
-class ModelAxis(Protocol):
+class ModelAxes(Protocol):
     """What is asked of the parallel layout."""
 
     def get_model_parallel_rank(self) -> int: ...
     def get_model_parallel_world_size(self) -> int: ...
     def get_model_parallel_group(self) -> dist.ProcessGroup | None: ...
+    def get_pipe_parallel_world_size(self) -> int: ...
+    def get_pipe_parallel_group(self) -> dist.ProcessGroup | None: ...
 
 
-def global_grad_norm(parameters: Iterable[nn.Parameter], groups: ModelAxis) -> float:
+def global_grad_norm(parameters: Iterable[nn.Parameter], groups: ModelAxes) -> float:
     """L2 norm of the (already data-reduced) gradients of the whole model.
 
     A parameter that is the same on every model-parallel rank counts once: those that are sharded
-    carry ``model_parallel = True``, all others are counted on model rank 0 only.
+    carry ``model_parallel = True``, all others are counted on model rank 0 only. So does one that two
+    pipeline stages have a copy of: one copy carries ``ds_pipe_replicated = True``.
     """
     first = groups.get_model_parallel_rank() == 0
     grads = [
         p.grad
         for p in parameters
-        if p.grad is not None and (first or getattr(p, "model_parallel", False))
+        if p.grad is not None
+        and (first or getattr(p, "model_parallel", False))
+        and not getattr(p, "ds_pipe_replicated", False)
     ]
     # In fp64 without a copy of the gradients: a sum of a million squares in fp32 is off in the sixth
     # digit, and by another amount for each way in which the tensors are sharded.
@@ -42,6 +47,8 @@ def global_grad_norm(parameters: Iterable[nn.Parameter], groups: ModelAxis) -> f
     total = torch.stack(norms or [torch.zeros((), dtype=torch.float64)]).square().sum()
     if groups.get_model_parallel_world_size() > 1:
         dist.all_reduce(total, group=groups.get_model_parallel_group())
+    if groups.get_pipe_parallel_world_size() > 1:
+        dist.all_reduce(total, group=groups.get_pipe_parallel_group())
     return float(total.sqrt())
 
 

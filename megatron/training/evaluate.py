@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from megatron.data.loader import StepBatch
 from megatron.losses import loss_sum
+from megatron.model import GPT2Model
 from megatron.mpu import ParallelGroups
-from megatron.training.forward import logits_of
+from megatron.training.forward import evaluated_logits
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,11 @@ class LossTotal:
 
 @torch.no_grad()
 def total_loss(
-    model: nn.Module, batches: Iterable[StepBatch], groups: ParallelGroups, device: torch.device
+    model: GPT2Model, batches: Iterable[StepBatch], groups: ParallelGroups, device: torch.device
 ) -> LossTotal:
     """Sum the loss over ``batches`` (this rank's part of them) and over all ranks.
+
+    In a pipeline its stages have batches of the same shapes; only the first and the last read them.
 
     The model is in evaluation mode meanwhile and is left in the mode in which it came.
     """
@@ -45,12 +47,16 @@ def total_loss(
         for batch in batches:
             there = batch.to(device)
             for micro, mask in enumerate(there.loss_mask):
-                logits = logits_of(model, there, micro)
+                logits = evaluated_logits(model, there, micro)
+                if logits is None:
+                    continue  # a later stage of the pipeline has them
                 total[0] += loss_sum(logits, there.targets[micro], mask, groups)
                 total[1] += mask.sum()
     finally:
         model.train(was_training)
     if groups.get_gradient_world_size() > 1:
         dist.all_reduce(total, group=groups.get_gradient_group())
+    if groups.get_pipe_parallel_world_size() > 1:
+        dist.all_reduce(total, group=groups.get_pipe_parallel_group())
     loss, tokens_seen = total.tolist()
     return LossTotal(loss, int(tokens_seen))

@@ -6,12 +6,11 @@ resumed run evaluates on the same ones; ``eval_same_samples`` reads from 0 each 
 
 from __future__ import annotations
 
-from torch import nn
-
 from megatron.data.boundaries import Boundaries
 from megatron.data.datasets import DataSplits, Samples
 from megatron.data.loader import build_step_loader
 from megatron.data.samplers import evaluation_first_sample
+from megatron.model import GPT2Model
 from megatron.neox_arguments import BatchSizes, NeoXArgs
 from megatron.training.evaluate import total_loss
 from megatron.training.setup import Parts
@@ -38,7 +37,7 @@ class EvaluationPlan:
         parts: Parts,
         batch: BatchSizes,
         data: DataSplits,
-        model: nn.Module,
+        model: GPT2Model,
     ) -> None:
         self._args = args
         self._parts = parts
@@ -79,6 +78,7 @@ class EvaluationPlan:
             eod_id=parts.tokenizer.eod if self._args.data.eod_mask_loss else None,
             boundaries=Boundaries.of(self._args.data),
             sequence_part=(place.context, parts.groups.grid.context),
+            blank=not self._model.reads_data,
         )
         try:
             return total_loss(self._model, loader, parts.groups, parts.device).mean

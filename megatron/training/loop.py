@@ -14,8 +14,9 @@ from megatron.data.loader import StepBatch
 from megatron.optimizers import LRSchedule
 from megatron.runtime.signals import StopRequest
 from megatron.runtime.timers import Stopwatch, timed
+from megatron.training.pipeline_step import step_of
 from megatron.training.run_state import RunState
-from megatron.training.step import StepSettings, give_up_after, train_step
+from megatron.training.step import StepSettings, give_up_after
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ def train(
     step_watch, data_watch = Stopwatch(), Stopwatch()
     steps_timed = 0
     engine.train()
+    train_step = step_of(engine)
     with StopRequest() as request:
         iterator = iter(timed(batches, data_watch))
         while state.step < plan.train_iters:

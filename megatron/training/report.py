@@ -26,6 +26,7 @@ from megatron.monitor import (
     peak_flops,
 )
 from megatron.monitor.from_arguments import batch_facts, flops_a_token, memory_of, model_facts
+from megatron.monitor.pipeline_facts import memory_of_largest_stage, pipeline_text
 from megatron.neox_arguments import BatchSizes, NeoXArgs
 from megatron.neox_arguments.sections import ModelArgs
 from megatron.runtime.device import default_backend, device_name, peak_memory_bytes
@@ -207,7 +208,10 @@ def run_facts(
             for name, split in data.facts.splits.items()
         ],
         train_iters=total_steps(args),
-        memory=memory_of(
+        pipeline=pipeline_text(args, batch, parts.padded_vocab),
+        memory=memory_of_largest_stage(args, batch, parts.padded_vocab)
+        if grid.pipe > 1
+        else memory_of(
             args,
             batch,
             parameters=sum(whole_numel(p) for p in model.parameters()),

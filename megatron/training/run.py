@@ -46,6 +46,7 @@ from megatron.training.setup import (
     build_model,
     build_parts,
     build_schedule,
+    model_of,
     padding_id,
     total_steps,
     with_train_iters,
@@ -167,7 +168,7 @@ def _load(
     note_other_tokenizer(found, parts)
     if args.checkpointing.finetune:
         load_weights(
-            engine.module,
+            model_of(engine),
             found,
             model_rank=parts.groups.get_model_parallel_rank(),
             model_parallel_size=parts.groups.get_model_parallel_world_size(),
@@ -251,7 +252,7 @@ def _evaluate_at_the_end(run: _Run) -> None:
 
 
 def _evaluation(run: _Run) -> EvaluationPlan:
-    return EvaluationPlan(run.args, run.parts, run.batch, run.data, run.engine.module)
+    return EvaluationPlan(run.args, run.parts, run.batch, run.data, model_of(run.engine))
 
 
 def _train_loader(run: _Run) -> StepLoader:
@@ -269,6 +270,7 @@ def _train_loader(run: _Run) -> StepLoader:
         eod_id=run.parts.tokenizer.eod if run.args.data.eod_mask_loss else None,
         boundaries=Boundaries.of(run.args.data),
         sequence_part=(groups.place.context, groups.grid.context),
+        blank=not model_of(run.engine).reads_data,
         pin_memory=pins_memory(run.parts.device),
         check_files=run.data.check_files,
     )

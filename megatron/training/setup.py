@@ -11,13 +11,17 @@ from typing import Any
 
 import torch
 
+from megatron.data.boundaries import Boundaries
 from megatron.data.sources import run_length
 from megatron.errors import ConfigError
 from megatron.logging import get_logger
+from megatron.losses.pipeline import PipelineLoss
 from megatron.model import GPT2Model
+from megatron.model.pipeline import GPT2ModelPipe
+from megatron.monitor.pipeline_facts import layers_of_stages
 from megatron.mpu import ParallelGroups
 from megatron.neox_arguments import BatchSizes, NeoXArgs
-from megatron.optimizers import LRSchedule, weight_decay_groups
+from megatron.optimizers import LRSchedule, sum_norms_of_stages, weight_decay_groups
 from megatron.runtime.device import local_device
 from megatron.runtime.partitioned import partitioner, register_borrowed
 from megatron.runtime.stock_deepspeed import deepspeed, is_prebuilt
@@ -67,6 +71,7 @@ def build_parts(args: NeoXArgs, world: World) -> Parts:
         groups=ParallelGroups(
             world,
             model_parallel_size=model_parallel,
+            pipe_parallel_size=max(1, args.parallelism.pipe_parallel_size),
             context_parallel_size=args.parallelism.context_parallel_size,
             sequence_parallel=args.parallelism.sequence_parallel,
             num_kv_heads=args.model.kv_heads,
@@ -89,7 +94,7 @@ def padding_id(args: NeoXArgs, tokenizer: Tokenizer) -> int:
 
 
 def build_model(args: NeoXArgs, parts: Parts, *, partitioned: bool = False) -> GPT2Model:
-    """The model with its initial weights, in fp32 on the CPU.
+    """The model with its initial weights, in fp32 on the CPU; in a pipeline, this rank's stage of it.
 
     With ``partitioned`` a model for ZeRO stage 3 is made as this rank will hold it, layer by layer: its
     part of each, in the run's precision. The values are the same.
@@ -107,6 +112,7 @@ def build_model(args: NeoXArgs, parts: Parts, *, partitioned: bool = False) -> G
         checkpoint_activations=args.training.checkpoint_activations,
         checkpoint_num_layers=args.training.checkpoint_num_layers,
         place_layer=place_layer,
+        layers=layers_of_stages(args, parts.padded_vocab)[parts.groups.get_pipe_parallel_rank()],
     )
 
 
@@ -120,18 +126,33 @@ def build_engine(args: NeoXArgs, parts: Parts, model: GPT2Model) -> Any:
         ConfigError: the optimizer would first have to be compiled.
     """
     _require_built_optimizer(args)
+    pipe = None
+    if args.parallelism.pipe_parallel_size > 0:
+        loss = PipelineLoss(parts.groups, z_loss=args.alignment.z_loss)
+        pipe = GPT2ModelPipe(model, loss, Boundaries.of(args.data))
     engine, _, _, _ = deepspeed.initialize(
-        model=model,
+        model=pipe or model,
         model_parameters=weight_decay_groups(model, args.optim.weight_decay),
         config=args.deepspeed_config(parts.world.size),
-        mpu=parts.groups,
+        # A pipeline's engine has groups of its own, of the same ranks.
+        mpu=None if pipe else parts.groups,
         dist_init_required=False,
     )
     # Stage 0 in fp32 is clipped by train_step: see megatron.optimizers.grad_norm.
     engine.clip_fp32_gradients = lambda: None
+    if pipe is not None:
+        engine.set_has_attention_mask(False)
+        sum_norms_of_stages(engine.optimizer)
     for borrower, parameter in model.borrowed_parameters():
         register_borrowed(borrower, parameter)
     return engine
+
+
+def model_of(engine: Any) -> GPT2Model:
+    """The model under ``engine``, or its stage of it."""
+    model = engine.module.stage if isinstance(engine.module, GPT2ModelPipe) else engine.module
+    assert isinstance(model, GPT2Model)
+    return model
 
 
 def _require_built_optimizer(args: NeoXArgs) -> None:

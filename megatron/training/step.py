@@ -98,7 +98,7 @@ def train_step(
     batch = batch.to(settings.device)
     mask, micro_batches = batch.loss_mask, len(batch.tokens)
     # Both stay on the device, so that the forward pass need not wait for them.
-    valid = _global_count(mask, groups)
+    valid = global_count(mask, groups)
     scale = (micro_batches * groups.get_gradient_world_size() / valid).float()
     local_sum = torch.zeros((), dtype=torch.float64, device=settings.device)
     for micro in range(micro_batches):
@@ -116,9 +116,39 @@ def train_step(
         engine.backward(loss * scale)
         if micro + 1 < micro_batches:
             engine.step()
-    loss_value, stop = _agree(local_sum, valid, stop_asked(), groups)
+    return finish_step(
+        engine, settings, local_sum, valid, step=step, stop=stop_asked(), update=engine.step
+    )
+
+
+def finish_step(
+    engine: Any,
+    settings: StepSettings,
+    local_sum: torch.Tensor,
+    valid: torch.Tensor,
+    *,
+    step: int,
+    stop: bool,
+    update: Callable[[], object],
+) -> StepResult:
+    """Behind the last backward pass: all ranks agree, the gradients are clipped, the weights change.
+
+    Args:
+        engine: DeepSpeed's, with the gradients summed over the data-parallel ranks.
+        settings: as in :func:`train_step`.
+        local_sum: fp64, losses that this rank has added up, in nats; 0 before a pipeline's last stage.
+        valid: fp64, valid tokens of the global batch; 0 before a pipeline's last stage.
+        step: number of the step, from 0.
+        stop: whether this rank was asked to stop.
+        update: the engine's part.
+
+    Raises:
+        TrainingError: as in :func:`train_step`.
+    """
+    groups = settings.groups
+    loss_value, stop = _agree(local_sum, valid, stop, groups)
     if engine.fp16_enabled():
-        return _update_in_fp16(engine, loss_value, stop, step)
+        return _update_in_fp16(engine, loss_value, stop, step, update)
     _require_finite("the loss", loss_value, step)
     # Stage 0 neither reports the norm nor stops at a bad one, so it is taken before the update, and
     # clipped here too.
@@ -128,17 +158,19 @@ def train_step(
         grad_norm = global_grad_norm(engine.module.parameters(), groups)
         _require_finite("the gradient norm", grad_norm, step)
         clip_gradients(engine.module.parameters(), grad_norm, engine.gradient_clipping())
-    engine.step()
+    update()
     if settings.zero_stage > 0:
         grad_norm = float(engine.get_global_grad_norm())
         _require_finite("the gradient norm", grad_norm, step)
     return StepResult(loss_value, grad_norm, stop)
 
 
-def _update_in_fp16(engine: Any, loss: float, stop: bool, step: int) -> StepResult:
+def _update_in_fp16(
+    engine: Any, loss: float, stop: bool, step: int, update: Callable[[], object]
+) -> StepResult:
     """The update, or none where DeepSpeed found an overflow on any rank. ZeRO stages from 1 on."""
     try:
-        engine.step()
+        update()
     except Exception as error:
         # DeepSpeed has no type of its own for it.
         if "loss scale already at minimum" not in str(error):
@@ -157,7 +189,7 @@ def _update_in_fp16(engine: Any, loss: float, stop: bool, step: int) -> StepResu
     return StepResult(loss, grad_norm, stop, skipped, float(engine.optimizer.loss_scale))
 
 
-def _global_count(mask: torch.Tensor, groups: ParallelGroups) -> torch.Tensor:
+def global_count(mask: torch.Tensor, groups: ParallelGroups) -> torch.Tensor:
     """Valid tokens of the global batch, an fp64 scalar; at least 1.
 
     A step without one valid token has the loss and the gradient 0, not 0 / 0.
@@ -181,7 +213,10 @@ def _agree(
         dist.all_reduce(sums, group=groups.get_gradient_group())
     if groups.get_model_parallel_world_size() > 1:
         dist.all_reduce(sums[1:], group=groups.get_model_parallel_group())
-    total, stops, count = torch.cat([sums, valid.unsqueeze(0)]).tolist()
+    sums = torch.cat([sums, valid.unsqueeze(0)])
+    if groups.get_pipe_parallel_world_size() > 1:
+        dist.all_reduce(sums, group=groups.get_pipe_parallel_group())
+    total, stops, count = sums.tolist()
     return total / count, stops > 0
 
 

@@ -24,8 +24,9 @@ from megatron.mpu import ParallelGroups
 from megatron.neox_arguments import NeoXArgs
 from megatron.runtime.partitioned import gathered
 from megatron.runtime.world import World
-from megatron.training.setup import Parts, build_engine, build_model, build_parts
-from megatron.training.step import StepSettings, train_step
+from megatron.training.pipeline_step import step_of
+from megatron.training.setup import Parts, build_engine, build_model, build_parts, model_of
+from megatron.training.step import StepSettings
 from tests.support.ranks import run_ranks
 from tests.support.tiny import tiny_config
 
@@ -38,25 +39,28 @@ Weights = dict[str, npt.NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class Layout:
-    """Attributes: ``model`` tensor-parallel × ``context``-parallel ranks × ``data`` copies, ``sequence``
-    parallelism, ZeRO stage, what is offloaded to the host: ``optimizer``, ``param``, or both."""
+    """Attributes: ``model`` tensor-parallel × ``context``-parallel ranks × ``data`` copies × ``pipe`` stages
+    (0: no pipeline engine), ``sequence`` parallelism, ZeRO stage, what is offloaded to the host:
+    ``optimizer``, ``param``, or both."""
 
     model: int = 1
     sequence: bool = False
     data: int = 1
     zero: int = 0
     context: int = 1
+    pipe: int = 0
     offload: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> int:
-        return self.model * self.context * self.data
+        return self.model * self.context * self.data * max(1, self.pipe)
 
     def __str__(self) -> str:
         sequence = "+SP" if self.sequence else ""
         context = f" x CP{self.context}" if self.context > 1 else ""
+        pipe = f"PP{self.pipe} x " if self.pipe else ""
         offload = "".join(f", {what} offloaded" for what in self.offload)
-        return f"TP{self.model}{sequence}{context} x DP{self.data}, ZeRO {self.zero}{offload}"
+        return f"{pipe}TP{self.model}{sequence}{context} x DP{self.data}, ZeRO {self.zero}{offload}"
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,14 @@ CONTEXT_LAYOUTS = [
     for model, sequence, context in ((1, False, 2), (1, False, 4), (2, False, 2), (2, True, 2))
     for data, zero in ((1, 0), (1, 1), (1, 3), (2, 0), (2, 2), (2, 3))
 ]
+PIPE_LAYOUTS = [
+    place
+    for pipe, model, sequence, data, zero in product(
+        (1, 2, 4), (1, 2, 4), (False, True), (1, 2), (0, 1)
+    )
+    if (model > 1 or not sequence)
+    and (place := Layout(model, sequence, data, zero, pipe=pipe)).ranks <= 8
+]
 VARIANTS = [
     Variant(kv_heads, untied, parallel)
     for kv_heads, untied, parallel in product((4, 2, 1), (False, True), (False, True))
@@ -136,6 +148,7 @@ def train(world: World, place: Layout, variant: Variant, optimizer: str, **chang
         has_dropout=args.model.hidden_dropout > 0,
         zero_stage=args.optim.zero_stage,
     )
+    train_step = step_of(engine)
     results = [
         train_step(engine, batch_of(step, parts), settings, step=step, learning_rate=args.optim.lr)
         for step in range(STEPS)
@@ -143,7 +156,7 @@ def train(world: World, place: Layout, variant: Variant, optimizer: str, **chang
     return Trained(
         [result.loss for result in results],
         [result.grad_norm for result in results],
-        gathered_weights(engine.module, parts.groups),
+        gathered_weights(model_of(engine), parts.groups),
     )
 
 
@@ -159,6 +172,7 @@ def config_of(place: Layout, variant: Variant, optimizer: str) -> dict[str, Any]
             _NOWHERE,
             model_parallel_size=place.model,
             context_parallel_size=place.context,
+            pipe_parallel_size=place.pipe,
             sequence_parallel=place.sequence,
             num_layers=variant.layers,
             num_kv_heads=variant.kv_heads,
@@ -219,7 +233,7 @@ def gathered_weights(model: Any, groups: ParallelGroups) -> Weights:
         AssertionError: what several ranks hold is not the same to the last bit.
     """
     whole: Weights = {}
-    for number, layer in enumerate(model.sequential):
+    for number, layer in model.sequential.named_children():
         with gathered(layer.parameters()):
             mine = {name: p.detach().clone() for name, p in layer.named_parameters()}
         _require_one_model(mine, groups)
@@ -227,6 +241,19 @@ def gathered_weights(model: Any, groups: ParallelGroups) -> Weights:
         _require_equal_copies(model, shards, groups)
         for name, tensor in layout.join_layer(model.model_args, shards).items():
             whole[f"{number}.{name}"] = tensor.float().numpy().copy()
+    return _of_all_stages(whole, groups)
+
+
+def _of_all_stages(mine: Weights, groups: ParallelGroups) -> Weights:
+    size = groups.get_pipe_parallel_world_size()
+    if size == 1:
+        return mine
+    stages: list[Weights] = [{} for _ in range(size)]
+    dist.all_gather_object(stages, mine, group=groups.get_pipe_parallel_group())
+    whole: Weights = {}
+    for stage in stages:
+        for name, tensor in stage.items():
+            assert np.array_equal(tensor, whole.setdefault(name, tensor)), f"{name} is no copy"
     return whole
 
 

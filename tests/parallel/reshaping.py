@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,11 @@ from megatron.checkpointing import Reshaping, find_checkpoint, load_checkpoint, 
 from megatron.checkpointing.universal_files import FOLDER
 from megatron.neox_arguments import NeoXArgs
 from megatron.runtime.world import World
+from megatron.training.pipeline_step import step_of
 from megatron.training.setup import Parts, build_engine, build_model, build_parts
-from megatron.training.step import StepSettings, train_step
+from megatron.training.step import StepSettings
 from tests.parallel.layouts import Layout, Variant, batch_of, config_of
+from tests.support.ranks import run_ranks
 
 # Steps before the checkpoint, and after it.
 BEFORE, AFTER = 4, 10
@@ -37,6 +39,44 @@ class Leg:
     steps: int = AFTER
     variant: Variant = _VARIANT
     changes: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Journey:
+    """What came of a start, of going on from it in other layouts, and of coming back from these.
+
+    Attributes:
+        start: what was trained first.
+        there, back: from the start, and from each of ``there`` in the layout of the start.
+        losses: of each of them all after its save, by its folder.
+    """
+
+    start: Leg
+    there: list[Leg]
+    back: list[Leg]
+    losses: dict[Path, list[float]]
+
+
+def there_and_back(start: Leg, others: Sequence[Layout]) -> Journey:
+    """Go on from ``start`` in each of ``others``, and from there in the layout of ``start`` again."""
+    root = start.save.parent
+    there = [
+        replace(start, place=place, load=start.save, save=root / str(place)) for place in others
+    ]
+    back = [replace(start, load=leg.save, save=root / f"{leg.place} back") for leg in there]
+    losses: dict[Path, list[float]] = {}
+    # In the world of the start before the others, so that worlds are few.
+    own = [leg for leg in there if leg.place.ranks == start.place.ranks]
+    for legs in ([start, *own], *_worlds([leg for leg in there if leg not in own]), back):
+        told, *_ = run_ranks(legs[0].place.ranks, run_legs, legs, timeout=600.0)
+        losses |= dict(zip((leg.save for leg in legs), told, strict=True))
+    return Journey(start, there, back, losses)
+
+
+def _worlds(legs: Sequence[Leg]) -> list[list[Leg]]:
+    """Legs of equal numbers of ranks together."""
+    sizes = sorted({leg.place.ranks for leg in legs})
+    return [[leg for leg in legs if leg.place.ranks == size] for size in sizes]
 
 
 def run_legs(world: World, legs: Sequence[Leg]) -> list[list[float]]:
@@ -77,8 +117,9 @@ def _train(engine: Any, args: NeoXArgs, parts: Parts, steps: range) -> list[floa
     settings = StepSettings(
         parts.device, parts.groups, seed=1, has_dropout=False, zero_stage=args.optim.zero_stage
     )
+    do_step = step_of(engine)
     return [
-        train_step(
+        do_step(
             engine, batch_of(step, parts), settings, step=step, learning_rate=args.optim.lr
         ).loss
         for step in steps

@@ -14,6 +14,7 @@ from tests.parallel.layouts import (
     CLIPPING,
     CONTEXT_LAYOUTS,
     LAYOUTS,
+    PIPE_LAYOUTS,
     STEPS,
     VARIANTS,
     Deviation,
@@ -27,14 +28,14 @@ from tests.parallel.layouts import (
 from tests.support.ranks import run_ranks
 
 LIMIT = 1e-5
-# Every layout with one variant, and every variant on five layouts: each value of a variant meets each
-# of tensor-parallel size, sequence parallelism, context parallelism, copies and ZeRO stage.
+# Every layout with one variant, and every variant on seven layouts: each value of a variant meets each
+# of tensor-parallel size, sequence parallelism, context parallelism, copies, stages and ZeRO stage.
 CASES = list(
     dict.fromkeys(
         [
             *(
                 (place, Variant(2, untied=True, parallel=True))
-                for place in LAYOUTS + CONTEXT_LAYOUTS
+                for place in LAYOUTS + CONTEXT_LAYOUTS + PIPE_LAYOUTS
             ),
             *(
                 (place, variant)
@@ -45,6 +46,8 @@ CASES = list(
                     Layout(4, sequence=number // 2 % 2 == 0, data=1, zero=number % 2),
                     Layout(2, sequence=number % 2 == 0, zero=number // 2 % 2, context=2),
                     Layout(data=1 + number % 2, zero=number // 2 % 2, context=4),
+                    Layout(2, sequence=number % 2 == 0, zero=number // 2 % 2, pipe=2),
+                    Layout(data=1 + number % 2, zero=1 - number // 2 % 2, pipe=2),
                 )
             ),
         ]
@@ -59,6 +62,8 @@ SAMPLE = [
     (Layout(zero=3, context=2), Variant(4, untied=False, layers=1)),
     (Layout(2, sequence=True, zero=2, context=2), Variant(2, untied=True, layers=1)),
     (Layout(2, sequence=True, data=2, zero=3), Variant(1, untied=False, layers=1)),
+    (Layout(data=2, zero=0, pipe=2), Variant(2, untied=False, layers=1)),
+    (Layout(2, sequence=True, zero=1, pipe=2), Variant(1, untied=True, parallel=True)),
     (Layout(data=2, zero=3, offload=("optimizer", "param")), Variant(2, untied=True, layers=1)),
 ]
 
@@ -113,9 +118,15 @@ HALF = {
         Layout(model=2, sequence=True, zero=2),
         Layout(data=2, zero=1),
         Layout(data=2, zero=2),
+        Layout(zero=1, pipe=2),
     ],
     4: [
-        Layout(model=2, sequence=sequence, data=2, zero=1 + sequence) for sequence in (False, True)
+        *(
+            Layout(model=2, sequence=sequence, data=2, zero=1 + sequence)
+            for sequence in (False, True)
+        ),
+        Layout(model=2, sequence=True, zero=1, pipe=2),
+        Layout(zero=1, pipe=4),
     ],
 }
 

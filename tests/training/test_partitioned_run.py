@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from megatron.checkpointing import find_checkpoint, load_checkpoint, read_weights
-from megatron.errors import CheckpointError
+from megatron.errors import CheckpointError, ConfigError
 from megatron.neox_arguments import NeoXArgs
 from megatron.runtime.partitioned import gathered
 from megatron.runtime.world import World
@@ -45,6 +45,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "optimizer offloaded": {
         "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+        "train_micro_batch_size_per_gpu": 1,
+    },
+    "fp16": {
+        "zero_optimization": PARTITIONED,
+        "precision": "fp16",
+        "no_weight_tying": False,
         "train_micro_batch_size_per_gpu": 1,
     },
     "offloaded": {
@@ -167,6 +173,18 @@ def check(folder: Path, variants: list[str], ranks: int) -> None:
                 assert ((0,) in seen["shapes", load_optim]) is is_partitioned
             assert "the model has (64,)" in seen["refused"]
     assert found[0][0]["shapes", True] == {(0,)}
+
+
+def test_an_optimizer_that_must_be_compiled_first_is_refused(tmp_path: Path) -> None:
+    config = tiny_config(
+        tmp_path,
+        zero_optimization={"stage": 2, "offload_optimizer": {"device": "cpu"}},
+        optimizer={"type": "Adam", "params": {"lr": 0.01, "torch_adam": False}},
+    )
+    args = NeoXArgs.from_dict(config, world_size=1)
+    parts = build_parts(args, World())
+    with pytest.raises(ConfigError, match="take torch_adam out, for PyTorch's Adam"):
+        build_engine(args, parts, build_model(args, parts))
 
 
 @pytest.mark.ranks

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
-from megatron.neox_arguments.typed import Ignored, NonNegativeInt, PositiveInt
+from megatron.neox_arguments.typed import NonNegativeInt, PositiveInt
 
 
 @dataclass(frozen=True)
@@ -13,8 +12,9 @@ class ParallelismArgs:
     """Axes of the parallel layout. What they leave of the world is the data-parallel size."""
 
     pipe_parallel_size: NonNegativeInt = 0
-    """Pipeline stages. 0 is the plain module without a pipeline engine; 1 runs the plain form too,
-    and says so. Larger sizes are refused for now."""
+    """Stages that the layers are dealt out to, each on ranks of its own: micro-batches
+    (`gradient_accumulation_steps`) follow each other through them. 0 is the plain module; from 1 on
+    DeepSpeed's pipeline engine runs it, with ZeRO stage 0 or 1."""
 
     model_parallel_size: PositiveInt = 1
     """Tensor-parallel ranks that share each layer: neighbours, best within one host. It must divide
@@ -30,10 +30,10 @@ class ParallelismArgs:
     `seq_length` (times `model_parallel_size` with `sequence_parallel`) and the heads of each
     tensor-parallel rank; above 1 it needs `pipe_parallel_size: 0`."""
 
-    pipe_partition_method: Annotated[str, Ignored("there is one pipeline stage")] = (
-        "type:transformer|mlp"
-    )
-    """How layers are dealt out to pipeline stages; has a meaning with `pipe_parallel_size` above 1 only."""
+    pipe_partition_method: str = "type:transformer|mlp"
+    """How layers are dealt out to pipeline stages: `parameters` shares weights evenly, `uniform` entries
+    of the layer list, and `type:` with a regular expression the layers whose class in GPT-NeoX it finds:
+    `EmbeddingPipe`, `ParallelTransformerLayerPipe`, `NormPipe`, `ParallelLinearPipe`."""
 
     @property
     def ranks_per_replica(self) -> int:

@@ -194,15 +194,21 @@ class ModelArgs:
 
     def parameter_count(self, padded_vocab_size: int) -> int:
         """Trainable parameters of the whole model, over all ranks."""
-        h, layers = self.hidden_size, self.num_layers
+        return sum(self.layer_parameter_counts(padded_vocab_size))
+
+    def layer_parameter_counts(self, padded_vocab_size: int) -> tuple[int, ...]:
+        """Parameters of each entry of the layer list: embedding, a function, transformer layers, a
+        function, final norm, head. A tied head has none of its own."""
+        h = self.hidden_size
         norm = h * (2 if self.norm == "layernorm" and self.use_bias_in_norms else 1)
         qkv = h + 2 * self.kv_heads * self.head_dim
         attention = h * qkv + h * h + (qkv + h if self.use_bias_in_attn_linear else 0)
         first = self.mlp_width * (2 if self.is_gated else 1)
         mlp = h * first + self.mlp_width * h + (first + h if self.use_bias_in_mlp else 0)
-        vocabulary = padded_vocab_size * h * (2 if self.no_weight_tying else 1)
-        positions = self.embedding_parameter_count(0)
-        return vocabulary + positions + layers * (attention + mlp + 2 * norm) + norm
+        head = padded_vocab_size * h if self.no_weight_tying else 0
+        embedding = self.embedding_parameter_count(padded_vocab_size)
+        blocks = (attention + mlp + 2 * norm,) * self.num_layers
+        return (embedding, 0, *blocks, 0, norm, head)
 
     def embedding_parameter_count(self, padded_vocab_size: int) -> int:
         """Parameters of the tables that are looked up: of ids, and of learned positions."""
