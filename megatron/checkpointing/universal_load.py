@@ -14,11 +14,10 @@ The optimizer's settings (weight decay, betas, eps) are the configuration's and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+from megatron.checkpointing.deepspeed_files import model_under
 from megatron.checkpointing.find import CheckpointInfo
 from megatron.checkpointing.together import together
-from megatron.checkpointing.universal import VALUE, ParameterStore, Shape
+from megatron.checkpointing.universal import VALUE, ParameterStore
 from megatron.checkpointing.universal_engines import (
     Target,
     base_optimizer,
@@ -27,7 +26,7 @@ from megatron.checkpointing.universal_engines import (
     target_of,
 )
 from megatron.checkpointing.universal_files import open_store
-from megatron.checkpointing.universal_pieces import Part, PartReader, misfits
+from megatron.checkpointing.universal_pieces import Part, PartReader, require_same_model
 from megatron.errors import CheckpointError
 from megatron.mpu import ParallelGroups
 from megatron.neox_arguments.sections import ModelArgs
@@ -58,17 +57,11 @@ def load_reshaped(
     target = target_of(engine)
     rank, size = groups.get_model_parallel_rank(), groups.get_model_parallel_world_size()
     shapes = {name: target.shape_of(p) for name, p in target.parameters.items()}
-    # The first data- and model-parallel ranks of all pipeline stages hold the whole model.
-    place = groups.place
-    is_first = place.data == place.context == place.model == 0
-    everywhere: dict[str, Shape] = {}
-    for stage in world.all_gather(shapes if is_first else {}):
-        everywhere.update(stage)
     opened: list[ParameterStore] = []
 
     def open_and_compare() -> None:
         store = open_store(info, with_optimizer=load_optim)
-        _check_model(info, store, model, everywhere, size)
+        require_same_model(info, store, model, model_under(engine), shapes, size)
         if load_optim:
             _check_optimizer(info, store, engine)
         opened.append(store)
@@ -97,27 +90,6 @@ def _fill(
         part = Part(name, target.shape_of(parameter), *rank_of_size)
         for state in states:
             target.set(parameter, state, reader.read(state, part))
-
-
-def _check_model(
-    info: CheckpointInfo,
-    store: ParameterStore,
-    model: ModelArgs,
-    targets: Mapping[str, Shape],
-    size: int,
-) -> None:
-    wrong = misfits(store, model, targets, size)
-    if wrong:
-        raise CheckpointError(
-            "\n".join(
-                [
-                    f"the weights in {info.path} are not this model's",
-                    *wrong,
-                    "  to do: use the model keys of the run that wrote it (a first dimension that "
-                    "differs in the embedding alone: the tokenizer)",
-                ]
-            )
-        )
 
 
 def _check_optimizer(info: CheckpointInfo, store: ParameterStore, engine: Engine) -> None:

@@ -14,13 +14,15 @@ which has learnt that it never occurs, or zeros where there has been no padding.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from megatron.checkpointing.find import CheckpointInfo
 from megatron.checkpointing.universal import ParameterStore, Shape, split_name
+from megatron.errors import CheckpointError
 from megatron.model import layout
 from megatron.model.layout import Partition
 from megatron.neox_arguments.sections import ModelArgs
@@ -63,7 +65,7 @@ class PartReader:
     """Reads parts of the whole model's parameters, however they are split in the store.
 
     Args:
-        store: what there is. Its shapes are known to fit (:func:`misfits`).
+        store: what there is. Its shapes are known to fit (:func:`require_same_model`).
         model: the model's section of the configuration.
     """
 
@@ -161,17 +163,50 @@ def _whole_shape(model: ModelArgs, part: Part) -> Shape:
     return (*part.shape[: split.dim], rows, *part.shape[split.dim + 1 :])
 
 
-def misfits(
-    store: ParameterStore, model: ModelArgs, targets: Mapping[str, Shape], size: int
-) -> list[str]:
-    """In what ways the stored model is not the one whose ranks hold ``targets``: a line for each kind.
+def require_same_model(
+    info: CheckpointInfo,
+    store: ParameterStore,
+    model: ModelArgs,
+    module: nn.Module,
+    targets: Mapping[str, Shape],
+    size: int,
+) -> None:
+    """Compare names and shapes of what is stored with those of a rank.
 
     Args:
+        info: what ``store`` holds.
         store: what there is.
         model: the model's section of the configuration.
-        targets: the shapes of the parts of any rank, by their names; those of all pipeline stages.
+        module: the rank's model; a stage of a pipeline knows which names belong to the others.
+        targets: the shapes of this rank's parts, by their names.
         size: model-parallel ranks that share each weight.
+
+    Raises:
+        CheckpointError: it is another model.
     """
+    is_elsewhere = getattr(module, "is_elsewhere", lambda _: False)
+    wrong = _misfits(store, model, targets, size, is_elsewhere)
+    if wrong:
+        raise CheckpointError(
+            "\n".join(
+                [
+                    f"the weights in {info.path} are not this model's",
+                    *wrong,
+                    "  to do: use the model keys of the run that wrote it (a first dimension that "
+                    "differs in the embedding alone: the tokenizer)",
+                ]
+            )
+        )
+
+
+def _misfits(
+    store: ParameterStore,
+    model: ModelArgs,
+    targets: Mapping[str, Shape],
+    size: int,
+    is_elsewhere: Callable[[str], bool],
+) -> list[str]:
+    """In what ways the stored model is another one: a line for each kind."""
     there = whole_shapes(store, model)
     wanted = {
         layout.whole_name(name): _whole_shape(model, Part(name, shape, size=size))
@@ -188,7 +223,10 @@ def misfits(
             different.append(f"{name}: {there[name]}, the model has {shape}")
     kinds = (
         ("not there", [name for name in wanted if name not in there]),
-        ("not in the model", [name for name in there if name not in wanted]),
+        (
+            "not in the model",
+            [name for name in there if name not in wanted and not is_elsewhere(name)],
+        ),
         ("shapes", different),
     )
     return [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +11,16 @@ from megatron.checkpointing.find import CheckpointInfo
 from megatron.checkpointing.layer_files import layers_of
 from megatron.checkpointing.tensor_files import read_shard, weight_shards
 from megatron.checkpointing.together import together
+from megatron.checkpointing.universal import VALUE
+from megatron.checkpointing.universal_files import open_store
+from megatron.checkpointing.universal_pieces import Part, PartReader, require_same_model
 from megatron.errors import CheckpointError
+from megatron.neox_arguments.sections import ModelArgs
 from megatron.runtime.partitioned import gathered, whole_shape
 from megatron.runtime.stock_deepspeed import Engine
 from megatron.runtime.world import World
+
+_Source = Callable[[str], Tensor]
 
 
 def load_weights(
@@ -23,6 +29,7 @@ def load_weights(
     *,
     model_rank: int = 0,
     model_parallel_size: int = 1,
+    model: ModelArgs | None = None,
     engine: Engine | None = None,
     world: World | None = None,
 ) -> None:
@@ -37,6 +44,8 @@ def load_weights(
         info: from :func:`find_checkpoint`.
         model_rank: this rank's place among those that share each weight.
         model_parallel_size: how many share each weight.
+        model: the model's section of the configuration. With it, weights that are split among another
+            number of ranks, or stored whole, are fitted.
         engine: DeepSpeed's engine where it exists already: it keeps an fp32 copy of the weights and
             would bring the old ones back at its first step.
         world: given, all ranks call this and raise the same error.
@@ -44,25 +53,39 @@ def load_weights(
     Raises:
         CheckpointError: the files cannot be read or hold another model.
     """
-    found: dict[str, Tensor] = {}
+    opened: list[_Source] = []
 
     def look() -> None:
-        found.update(
-            read_weights(info, model_rank=model_rank, model_parallel_size=model_parallel_size)
-        )
-        _compare(info, found, module)
+        opened.append(_open(module, info, model, model_rank, model_parallel_size))
 
     if world is None:
         look()
     else:
         together(world, look)
+    weight = opened[0]
     for tensors in layers_of(module).values():
         parameters = [tensor for tensor in tensors.values() if isinstance(tensor, nn.Parameter)]
         with torch.no_grad(), gathered(parameters, changes=True):
             for name, target in tensors.items():
-                target.copy_(found[name])
+                target.copy_(weight(name))
     if engine is not None:
         refresh_master_weights(engine)
+
+
+def _open(
+    module: nn.Module, info: CheckpointInfo, model: ModelArgs | None, rank: int, size: int
+) -> _Source:
+    """What gives the weights of ``module`` by name: they are there, and of the right shapes."""
+    is_whole = info.manifest is not None and info.manifest.whole is not None
+    if model is None or (not is_whole and len(weight_shards(info.path)) == size):
+        weights = read_weights(info, model_rank=rank, model_parallel_size=size)
+        _compare(info, weights, module)
+        return weights.__getitem__
+    store = open_store(info, with_optimizer=False)
+    shapes = {name: tuple(shape) for name, shape in _shapes(module).items()}
+    require_same_model(info, store, model, module, shapes, size)
+    reader = PartReader(store, model)
+    return lambda name: reader.read(VALUE, Part(name, shapes[name], rank, size))
 
 
 def check_weights_fit(

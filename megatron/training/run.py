@@ -172,6 +172,7 @@ def _load(
             found,
             model_rank=parts.groups.get_model_parallel_rank(),
             model_parallel_size=parts.groups.get_model_parallel_world_size(),
+            model=args.model,
             engine=engine,
             world=parts.world,
         )
