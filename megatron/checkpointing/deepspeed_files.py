@@ -10,7 +10,7 @@ keeps the first error to itself until every collective is behind it, and flushes
 
 Facts of DeepSpeed 0.19: ``engine.checkpoint_engine`` writes and reads all files but the recovery
 scripts, which ``engine._copy_recovery_script`` copies; ``engine.save_zero_checkpoint`` says whether
-this rank writes a shard of the optimizer.
+this rank writes a shard of the optimizer, ``engine.save_non_zero_checkpoint`` whether it writes weights.
 """
 
 from __future__ import annotations
@@ -155,12 +155,18 @@ def write_shards(
 @contextmanager
 def _writing_through(writer: ShardWriter, engine: Engine, with_optimizer: bool) -> Iterator[None]:
     inner, saves_zero = engine.checkpoint_engine, engine.save_zero_checkpoint
+    saves_weights = engine.save_non_zero_checkpoint
     scripts = Path(inspect.getfile(deepspeed)).parent / "utils"
     engine.checkpoint_engine = writer
     engine.save_zero_checkpoint = saves_zero and with_optimizer
+    if engine.use_node_local_storage():
+        # DeepSpeed would let the first process of a node write alone, but the weights of every
+        # model-parallel rank have to be on its disk. Those ranks are neighbours.
+        engine.save_non_zero_checkpoint = int(engine.local_rank) < int(engine.mp_world_size)
     engine._copy_recovery_script = lambda _save_dir: writer.copy_recovery_scripts(scripts)
     try:
         yield
     finally:
         engine.checkpoint_engine, engine.save_zero_checkpoint = inner, saves_zero
+        engine.save_non_zero_checkpoint = saves_weights
         del engine._copy_recovery_script  # the class's own shows through again

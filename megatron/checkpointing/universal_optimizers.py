@@ -16,6 +16,7 @@ from torch import Tensor
 
 from megatron.checkpointing.universal import VALUE, Shape
 from megatron.errors import CheckpointError
+from megatron.model.layout import decays
 
 Content = Mapping[str, Any]
 
@@ -83,8 +84,7 @@ class PlainOptimizer(RankState):
         self._weights = weights
         self.facts = facts
         self.shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-        names = [name for name, tensor in weights.items() if tensor.dim() >= 2]
-        names += [name for name, tensor in weights.items() if tensor.dim() < 2]
+        names = sorted(weights, key=lambda name: not decays(name, weights[name].shape))
         states = facts["optimizer"]["state"]
         self._states = {name: states.get(number, {}) for number, name in enumerate(names)}
         self.moments, self.optimizer_steps = _kinds(self._states.values())

@@ -41,7 +41,9 @@ def layer_factories(
     """What makes each layer of the list, in order; a pipeline stage calls only those it holds."""
     rotary = None
     if model.pos_emb == "rotary":
-        rotary = RotaryTable(model.rotary_dim, model.rotary_emb_base, model.max_position_embeddings)
+        rotary = RotaryTable(
+            model.rotary_dim, model.rotary_emb_base, model.max_position_embeddings, model
+        )
     blocks: list[Callable[[], nn.Module]] = [
         partial(TransformerLayer, model, number, groups=groups, rotary=rotary)
         for number in range(model.num_layers)

@@ -81,6 +81,13 @@ def replicated_parameters(groups: ParallelGroups, *parameters: Tensor) -> tuple[
     return _sum_gradients(parameters, groups.get_kv_replica_group())
 
 
+def shared_by_heads(groups: ParallelGroups, *parameters: Tensor) -> tuple[Tensor, ...]:
+    """Parameters that all ranks hold whole and apply to their own heads: gradients are summed over ranks."""
+    if groups.get_model_parallel_world_size() == 1:
+        return parameters
+    return _sum_gradients(parameters, groups.get_model_parallel_group())
+
+
 def part_of_sequence(length: int, groups: ParallelGroups) -> slice:
     """The tokens, of a whole sequence of ``length``, that this rank holds between the parallel layers.
 

@@ -19,10 +19,11 @@ def deepspeed_config(args: NeoXArgs, world_size: int) -> dict[str, Any]:
     """The dict for ``deepspeed.initialize(config=...)``: plain, JSON-able, the caller's to change.
 
     Every DeepSpeed key that the user wrote is in it with the value that was written, also where that
-    equals a default. Two exceptions: the ZeRO stage of half-precision runs (0 runs as 1), and
-    ``train_batch_size`` with context parallelism. DeepSpeed takes each rank that sums gradients for one
-    with samples of its own, so it counts a sample once for each rank that has a part of it. Names that
-    only GPT-NeoX's files have stay out: DeepSpeed would stop at them.
+    equals a default. Three exceptions: the ZeRO stage of half-precision runs (0 runs as 1),
+    ``steps_per_print`` in a pipeline, and ``train_batch_size`` with context parallelism. DeepSpeed takes
+    each rank that sums gradients for one with samples of its own, so it counts a sample once for each
+    rank that has a part of it. Names that only GPT-NeoX's files have stay out: DeepSpeed would stop at
+    them.
     """
     sizes = args.batch_sizes(world_size)
     config: dict[str, Any] = {
@@ -73,7 +74,7 @@ def _pipeline(args: NeoXArgs, written: dict[str, Any]) -> dict[str, Any]:
     whole = args.parallelism.sequence_parallel and args.parallelism.model_parallel_size > 1
     split = {"pipe_partitioned": False, "grad_partitioned": False} if whole else {}
     return {
-        "pipeline": {**written.get("pipeline", {}), **split},
+        **({"pipeline": {**written.get("pipeline", {}), **split}} if split else {}),
         # This engine prints its lines, past any logger.
         "steps_per_print": None,
     }

@@ -17,7 +17,7 @@ from megatron.launch.vocabulary import count_vocabulary
 from megatron.neox_arguments.sections import TokenizerArgs
 from megatron.tokenizer import build_tokenizer
 from tests.data.token_files import letters, write_documents
-from tests.neox_arguments.test_shipped_configs import NAMES, NOT_YET
+from tests.neox_arguments.test_shipped_configs import NAMES
 from tests.support.doors import environment
 from tests.support.small_config import small
 
@@ -192,12 +192,7 @@ def test_an_unreadable_vocabulary_is_unknown(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_shipped_file_passes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["--check", "-d", str(ROOT / "configs"), name]
-    if name in NOT_YET:
-        with pytest.raises(ConfigError, match="not supported yet"):
-            main(argv)
-        argv += ["--set", "model_parallel_size=1", "--set", "pipe_parallel_size=0"]
-    assert main(argv) == 0
+    assert main(["--check", "-d", str(ROOT / "configs"), name]) == 0
     assert capsys.readouterr().out.startswith("configuration ")
 
 
@@ -212,3 +207,18 @@ def test_it_takes_no_torch_and_less_than_a_second() -> None:
     subprocess.run(
         command, cwd=ROOT, env=environment(), check=True, timeout=60, stdout=subprocess.DEVNULL
     )
+
+
+def test_a_pipeline_is_described_and_too_few_micro_batches_looked_at(page: Any) -> None:
+    lines = page(pipe_parallel_size=2, num_gpus=2, gradient_accumulation_steps=1)
+    assert (
+        "pipeline 2 stages of 1 transformer layers; with 1 micro-batches a step each waits 50% of the time"
+        in lines
+    )
+    assert any("a rank of the largest stage beside the program" in line for line in lines)
+    assert any(
+        "gradient_accumulation_steps: 1 micro-batches cannot keep 2 pipeline stages" in line
+        for line in lines
+    )
+    lines = page(pipe_parallel_size=2, num_gpus=2, gradient_accumulation_steps=8)
+    assert not any("cannot keep" in line for line in lines)

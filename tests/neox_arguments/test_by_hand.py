@@ -130,7 +130,6 @@ def test_it_loads_and_tells_what_it_ignores(tmp_path: Path) -> None:
     (tmp_path / "by_hand.yml").write_text(BY_HAND)
     args = NeoXArgs.from_ymls([tmp_path / "by_hand.yml"], world_size=8)
     assert args.notes == (
-        "ignored: pipe_partition_method (there is one pipeline stage)",
         "ignored: scaled_upper_triang_masked_softmax_fusion, rope_fusion, layernorm_fusion (kernels are "
         "PyTorch's own here, whatever is fused)",
         "ignored: partition_activations, synchronize_each_layer (activations are recomputed by PyTorch, "
@@ -138,7 +137,6 @@ def test_it_loads_and_tells_what_it_ignores(tmp_path: Path) -> None:
         "ignored: use_wandb, wandb_team (metrics go to metrics.jsonl and TensorBoard for now)",
         "ignored: launcher (starts are on one host for now)",
         "ignored: hostfile (/mock_path is a placeholder of GPT-NeoX's files)",
-        "pipe_parallel_size: 1 runs the plain form, without a pipeline engine, as 0 does",
         "ignored: fp16.fp16 (DeepSpeed has no such option)",
     )
     assert args.model.attention_kinds == ("flash", "global") * 6
@@ -169,7 +167,7 @@ def test_it_loads_and_tells_what_it_ignores(tmp_path: Path) -> None:
             "contiguous_gradients": True,
             "cpu_offload": False,
         },
-        "steps_per_print": 10,
+        "steps_per_print": None,  # in a pipeline
         "wall_clock_breakdown": True,
         "prescale_gradients": False,
         "gradient_predivide_factor": 1.0,

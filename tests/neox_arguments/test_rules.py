@@ -68,11 +68,13 @@ def refusal(**changes: Any) -> str:
         ({"seq_length": 9}, "max_position_embeddings: 8 is less than seq_length 9"),
         (
             {"rotary_pct": 0.4},
-            "rotary_pct: 0.4 of the 8 dimensions per head (hidden_size / num_attention_heads) is 3",
+            "rotary_pct: 0.4 of the 8 dimensions per head (head_dim, or hidden_size / "
+            "num_attention_heads) is 3",
         ),
         (
             {"rotary_pct": 0.0},
-            "rotary_pct: 0 of the 8 dimensions per head (hidden_size / num_attention_heads) is 0",
+            "rotary_pct: 0 of the 8 dimensions per head (head_dim, or hidden_size / "
+            "num_attention_heads) is 0",
         ),
         (
             {"intermediate_size": 100, "expansion_factor": 4},
@@ -96,8 +98,24 @@ def refusal(**changes: Any) -> str:
             "attention_config: expected [[[kinds...], repeats], ...]",
         ),
         (
-            {"pipe_parallel_size": 2},
-            "pipe_parallel_size: 2 pipeline stages are not supported yet: use 0",
+            {"pipe_parallel_size": 6},
+            "pipe_parallel_size: 6 stages for 5 layers with weights",
+        ),
+        (
+            {"pipe_parallel_size": 2, "pipe_partition_method": "type:mamba"},
+            "pipe_partition_method: 'mamba' finds none of the layers: EmbeddingPipe, ",
+        ),
+        (
+            {"pipe_parallel_size": 2, "use_node_local_storage": True},
+            "use_node_local_storage: is true, but each stage of a pipeline writes its part once",
+        ),
+        (
+            {
+                "model_parallel_size": 2,
+                "sequence_parallel": True,
+                "deepspeed_extra_args": {"pipeline": {"pipe_partitioned": True}},
+            },
+            "deepspeed_extra_args.pipeline.pipe_partitioned: splits among tensor-parallel ranks what",
         ),
         (
             {"model_parallel_size": 8},

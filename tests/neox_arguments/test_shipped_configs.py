@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from megatron.errors import ConfigError
 from megatron.neox_arguments import NeoXArgs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,8 +23,6 @@ PARTS: dict[str, tuple[str, ...]] = {
     "llama/train_config": ("llama/7B",),
     "cpu_smoke/setup": ("cpu_smoke/model",),
 }
-# Files whose layout is refused until it works, and the keys that are: nothing else may be wrong.
-NOT_YET: dict[str, tuple[str, ...]] = {}
 # Keys that a shipped file writes although they are ignored for now: the file says so.
 SAID_TO_BE_IGNORED = {"wandb", "comet"}
 
@@ -33,15 +30,14 @@ NAMES = sorted(str(path.relative_to(CONFIGS).with_suffix("")) for path in CONFIG
 MODELS = [name for name in NAMES if name not in PARTS]
 
 
-def load(*names: str, plain: bool = False, **options: object) -> NeoXArgs:
-    """Shipped files by name; ``plain`` takes layouts that are refused for now as one rank's."""
-    overrides = ["pipe_parallel_size=0", "model_parallel_size=1"] if plain else []
-    return NeoXArgs.from_ymls(names, overrides, conf_dir=CONFIGS, **options)  # type: ignore[arg-type]
+def load(*names: str, **options: object) -> NeoXArgs:
+    """Shipped files by name."""
+    return NeoXArgs.from_ymls(names, conf_dir=CONFIGS, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_loads(name: str) -> None:
-    args = load(*PARTS.get(name, ()), name, plain=name in NOT_YET)
+    args = load(*PARTS.get(name, ()), name)
     if name not in SAID_TO_BE_IGNORED:
         assert args.notes == ()
     elif name in SAID_TO_BE_IGNORED:
@@ -50,19 +46,9 @@ def test_it_loads(name: str) -> None:
         assert "ignored" in (CONFIGS / f"{name}.yml").read_text()
 
 
-@pytest.mark.parametrize("name", NOT_YET)
-def test_what_is_not_supported_yet_is_said_and_nothing_else(name: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        load(name)
-    lines = str(error.value).splitlines()
-    told = lines[1:] if len(NOT_YET[name]) > 1 else lines
-    assert [line.split(": ")[1] for line in told] == list(NOT_YET[name])
-    assert all("not supported yet" in line for line in told)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_with_a_batch_fits_the_world_of_its_layout(name: str) -> None:
-    args = load(name, plain=name in NOT_YET)
+    args = load(name)
     world_size = 2 * args.parallelism.ranks_per_replica
     if args.batch.train_batch_size or args.batch.train_micro_batch_size_per_gpu:
         assert args.batch_sizes(world_size).global_batch_size > 0
@@ -70,7 +56,7 @@ def test_a_model_with_a_batch_fits_the_world_of_its_layout(name: str) -> None:
     else:
         shapes = name.split("/")[0].startswith(("llama", "mistral"))
         assert shapes
-        load(name, "llama/train_config", plain=name in NOT_YET, world_size=world_size)
+        load(name, "llama/train_config", world_size=world_size)
 
 
 def test_it_loads_with_its_companions() -> None:
@@ -127,7 +113,7 @@ PUBLISHED = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_as_published(name: str) -> None:
     count, vocabulary = PUBLISHED[name]
-    assert load(name, plain=name in NOT_YET).model.parameter_count(vocabulary) == count
+    assert load(name).model.parameter_count(vocabulary) == count
 
 
 # The shapes of the GPT-3 paper (arXiv:2005.14165, table 2.1) are named by what they have when the output

@@ -65,16 +65,19 @@ class Layout:
 
 @dataclass(frozen=True)
 class Variant:
-    """Attributes: ``kv_heads`` of 4 heads, own weights of the head (``untied``), ``parallel`` residual."""
+    """Attributes: ``kv_heads`` of 4 heads, own weights of the head (``untied``), ``parallel`` residual,
+    and what else the configuration says (``options``)."""
 
     kv_heads: int = 4
     untied: bool = True
     parallel: bool = False
     layers: int = 2
+    options: tuple[tuple[str, Any], ...] = ()
 
     def __str__(self) -> str:
         names = ("untied" if self.untied else "tied", "parallel" if self.parallel else "sequential")
-        return f"{self.kv_heads} kv, {', '.join(names)}"
+        more = [f"{key}={value}" for key, value in self.options]
+        return f"{self.kv_heads} kv, {', '.join([*names, *more])}"
 
 
 @dataclass(frozen=True)
@@ -187,6 +190,7 @@ def config_of(place: Layout, variant: Variant, optimizer: str) -> dict[str, Any]
             gradient_clipping=CLIPPING,
             init_method="small_init",
             min_lr=0.0,
+            **dict(variant.options),
         ).items()
         if key not in ("save", "load")
     }

@@ -29,7 +29,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "checkpoint_activations": True,
         "zero_optimization": {"stage": 2},
     },
-    "one kv head": {"num_kv_heads": 1, "zero_optimization": {"stage": 0}},
+    "one kv head": {
+        "num_kv_heads": 1,
+        "zero_optimization": {"stage": 0},
+        # The first of each model-parallel rank on a node writes that rank's weights.
+        "use_node_local_storage": True,
+    },
 }
 
 

@@ -151,7 +151,7 @@ class LoggingArgs:
     """Folder of TensorBoard's event files. Without it none are written."""
 
     steps_per_print: PositiveInt = 10
-    """Steps between DeepSpeed's own lines, which show at the level debug only."""
+    """Steps between DeepSpeed's own lines, which show at the level debug only; a pipeline has none."""
 
     wall_clock_breakdown: bool = False
     """DeepSpeed's timing of forward, backward and step."""
