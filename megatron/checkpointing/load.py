@@ -26,6 +26,7 @@ from megatron.checkpointing.layer_files import holds_parts
 from megatron.checkpointing.manifest import EngineFacts
 from megatron.checkpointing.tensor_files import BROKEN_FILE
 from megatron.checkpointing.together import describe, together
+from megatron.checkpointing.universal_engines import continue_scaling
 from megatron.checkpointing.universal_load import load_reshaped
 from megatron.checkpointing.weights import check_weights_fit, load_weights
 from megatron.errors import CheckpointError
@@ -172,19 +173,9 @@ def _settings_kept(engine: Engine) -> Iterator[None]:
     if own["clip_grad"] is not None:
         optimizer.clip_grad = own["clip_grad"]
     if own["loss_scaler"] is not None:
-        _continue_scaling(own["loss_scaler"], optimizer.loss_scaler)
+        continue_scaling(own["loss_scaler"], vars(optimizer.loss_scaler))
         optimizer.loss_scaler = own["loss_scaler"]
         optimizer.dynamic_loss_scale = own["loss_scaler"].dynamic
-
-
-def _continue_scaling(ours: Any, stored: Any) -> None:
-    """Put DeepSpeed's loss scaler ``ours`` where ``stored`` was, as far as both follow overflows."""
-    if not (ours.dynamic and stored.dynamic):
-        return
-    for name in ("cur_iter", "last_overflow_iter"):
-        setattr(ours, name, getattr(stored, name))
-    ours.cur_hysteresis = min(stored.cur_hysteresis, ours.delayed_shift)
-    ours.cur_scale = max(stored.cur_scale, ours.min_scale)
 
 
 _FROM_WEIGHTS = (

@@ -14,12 +14,8 @@ from torch import Tensor, nn
 from megatron.checkpointing.deepspeed_files import model_under
 from megatron.checkpointing.layer_files import holds_parts
 from megatron.checkpointing.universal import VALUE, EngineState, Shape
-from megatron.checkpointing.universal_optimizers import scaler_fields
 from megatron.runtime.partitioned import rank_among_holders, whole_shape
 from megatron.runtime.stock_deepspeed import Engine, deepspeed
-
-# Of a dynamic loss scaler, what changes while it runs; the rest is the configuration's.
-_SCALER_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
 class Target(Protocol):
@@ -82,13 +78,20 @@ def set_engine_state(engine: Engine, step: int, state: EngineState) -> None:
     engine.global_steps = step
     engine.global_samples = state.global_samples
     engine.skipped_steps = state.skipped_steps
-    scaler = getattr(engine.optimizer, "loss_scaler", None)
-    ours = scaler_fields(scaler)
-    if state.loss_scaler is None or ours is None or not ours.get("dynamic"):
+    if state.loss_scaler is not None:
+        continue_scaling(getattr(engine.optimizer, "loss_scaler", None), state.loss_scaler)
+
+
+def continue_scaling(ours: Any, stored: Mapping[str, Any]) -> None:
+    """Put DeepSpeed's loss scaler ``ours`` where one with ``stored`` fields was, as far as both follow
+    overflows. What does not change while it runs is the configuration's.
+    """
+    if not (getattr(ours, "dynamic", False) and stored["dynamic"]):
         return
-    for name in _SCALER_STATE:
-        if name in ours and name in state.loss_scaler:
-            setattr(scaler, name, state.loss_scaler[name])
+    for name in ("cur_iter", "last_overflow_iter"):
+        setattr(ours, name, stored[name])
+    ours.cur_hysteresis = min(stored["cur_hysteresis"], ours.delayed_shift)
+    ours.cur_scale = max(stored["cur_scale"], ours.min_scale)
 
 
 def _named_parameters(engine: Engine) -> dict[str, nn.Parameter]:
