@@ -42,7 +42,10 @@ class FakeEngine:
     def __init__(self, facts: EngineFacts) -> None:
         self.facts = facts
         self.dp_world_size = facts.data_parallel_size
-        self.mp_world_size = facts.model_parallel_size
+        # To DeepSpeed all ranks of a pipeline are model-parallel.
+        self.mp_world_size = facts.model_parallel_size * max(1, facts.pipe_parallel_size)
+        self.pipeline_parallelism = facts.pipe_parallel_size > 0
+        self.module = SimpleNamespace(num_stages=facts.pipe_parallel_size)
         self.asked: list[Any] = []
         self.global_steps = 0
         self.found: str | None = "path"
@@ -154,3 +157,8 @@ def test_a_foreign_checkpoint_does_not_get_there() -> None:
     with pytest.raises(CheckpointError, match="finetune: true"):
         load_checkpoint(engine, CheckpointInfo(Path("/x/global_step5"), 5, None), world=World())
     assert engine.asked == []
+
+
+def test_another_number_of_stages_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="pipe_parallel_size 0, this run has 2"):
+        load(replace(SAVED, pipe_parallel_size=2))
