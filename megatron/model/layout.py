@@ -138,12 +138,20 @@ class Partition:
         return found
 
 
+# The tensors with one row for each id; the rows behind the tokenizer's vocabulary are padding.
+_VOCABULARY = ("word_embeddings", "final_linear")
+
 _NORMS = ("norm", "q_norm", "k_norm", "qk_layernorm", "input_layernorm", "post_attention_layernorm")
 
 
 def is_norm(name: str) -> bool:
     """Whether a parameter, by its name in the model or in its layer, is one of a norm."""
     return name.rpartition(".")[0].rpartition(".")[2] in _NORMS
+
+
+def decays(name: str, shape: Sequence[int]) -> bool:
+    """Whether weight decay pulls at a parameter: at matrices, but for the one that is a norm's."""
+    return len(shape) >= 2 and not is_norm(name)
 
 
 # Parameters that together are one tensor of the whole model: :class:`QueryKeyValueLinear`.
@@ -155,6 +163,11 @@ def whole_name(name: str) -> str:
     module, _, kind = name.rpartition(".")
     kind = kind.removeprefix(_KEY_VALUE).removeprefix(_QUERY)
     return f"{module}.{kind}" if module else kind
+
+
+def has_vocabulary_rows(name: str) -> bool:
+    """Whether a parameter, by its name inside its layer, has one row for each id."""
+    return name.rpartition(".")[0] in _VOCABULARY
 
 
 def partition(model: ModelArgs, name: str, shape: Sequence[int]) -> Partition | None:
@@ -175,7 +188,7 @@ def partition(model: ModelArgs, name: str, shape: Sequence[int]) -> Partition | 
         return Partition(0, rows[:1] if kind.startswith(_QUERY) else rows)
     if module == "mlp.linear1":
         return Partition(0, linear1_rows(model))
-    if module in ("word_embeddings", "final_linear", "attention.qk_layernorm"):
+    if module in (*_VOCABULARY, "attention.qk_layernorm"):
         return Partition(0, (shape[0],))
     if module in ("attention.dense", "mlp.linear2") and kind == "weight":
         return Partition(1, (shape[1],))

@@ -574,6 +574,16 @@ def _there_is_something_to_load(args: NeoXArgs) -> Iterator[Finding]:
         yield "iteration", f"found {settings.iteration}, but load is not given"
 
 
+@_rule("reshape_on_load", "use_node_local_storage", "checkpoint")
+def _all_parts_are_in_reach(args: NeoXArgs) -> Iterator[Finding]:
+    if args.checkpointing.reshape_on_load and args.checkpointing.use_node_local_storage:
+        yield (
+            "reshape_on_load",
+            "reads the parts that all ranks saved, and use_node_local_storage says that each node has only "
+            "its own: copy them into one folder that all nodes see, then set that to false",
+        )
+
+
 @_rule("text_gen_type", "sample_input_file")
 def _prompts_are_given(args: NeoXArgs) -> Iterator[Finding]:
     if args.textgen.text_gen_type == "input-file" and not args.textgen.sample_input_file:

@@ -6,7 +6,7 @@ from typing import TypedDict
 
 from torch import nn
 
-from megatron.model.layout import is_norm
+from megatron.model.layout import decays
 from megatron.runtime.partitioned import whole_shape
 
 
@@ -29,8 +29,7 @@ def weight_decay_groups(model: nn.Module, weight_decay: float) -> list[ParamGrou
     keep: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            is_matrix = len(whole_shape(parameter)) >= 2 and not is_norm(name)
-            (decay if is_matrix else keep).append(parameter)
+            (decay if decays(name, whole_shape(parameter)) else keep).append(parameter)
     groups: list[ParamGroup] = [
         {"params": decay, "weight_decay": weight_decay, "name": "decay"},
         {"params": keep, "weight_decay": 0.0, "name": "no_decay"},

@@ -54,6 +54,7 @@ def test_keys_that_are_not_gpt_neoxs_are_few_and_ours() -> None:
         "data_local_cache_dir",
         "data_local_cache_limit_gb",
         "reset_position_ids",
+        "reshape_on_load",
         "reset_attention_mask",
         "head_dim",
         "rotary_scaling",
