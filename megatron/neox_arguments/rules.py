@@ -39,7 +39,6 @@ REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "seq_length")
 # Kinds of attention that GPT-NeoX has beside ATTENTION_KINDS.
 _KINDS_NOT_YET = frozenset(
     {
-        "local",
         "sparse_fixed",
         "sparse_variable",
         "bigbird",
@@ -169,6 +168,13 @@ def _one_mlp_width(args: NeoXArgs) -> Iterator[Finding]:
             f"{model.intermediate_size} is not expansion_factor {model.expansion_factor:g} x hidden_size "
             f"{model.hidden_size}: give one of the two",
         )
+
+
+@_rule("attention_config", "sliding_window_width")
+def _windows_have_a_width(args: NeoXArgs) -> Iterator[Finding]:
+    config = args.model.attention_config
+    if args.model.sliding_window_width is None and config and "local" in str(config):
+        yield "attention_config", "local layers see a window: give sliding_window_width, in tokens"
 
 
 @_rule("gpt_j_tied", "gpt_j_residual")
@@ -536,8 +542,11 @@ def _blends_are_whole(args: NeoXArgs) -> Iterator[Finding]:
 
 @_rule("reset_position_ids", "pos_emb")
 def _positions_are_there(args: NeoXArgs) -> Iterator[Finding]:
-    if args.data.reset_position_ids and args.model.pos_emb == "none":
-        yield "reset_position_ids", "pos_emb is none: there are no positions to reset, take it out"
+    if args.data.reset_position_ids and args.model.pos_emb in ("none", "alibi"):
+        yield (
+            "reset_position_ids",
+            f"pos_emb is {args.model.pos_emb}: there are no positions to reset, take it out",
+        )
 
 
 @_rule("data_local_cache_dir", "data_local_cache_limit_gb")

@@ -88,7 +88,7 @@ def refusal(**changes: Any) -> str:
             {"attention_config": [[["global"], 1]]},
             "attention_config: describes 1 layers, but num_layers is 2",
         ),
-        ({"attention_config": [[["local"], 2]]}, "attention_config: local is not supported yet"),
+        ({"attention_config": [[["local"], 2]]}, "attention_config: local layers see a window"),
         (
             {"attention_config": [[["golbal"], 2]]},
             "attention_config: golbal is no kind of attention",
