@@ -1,7 +1,7 @@
 """States in and out of folders: checkpoints that are whole, found again, and loaded exactly."""
 
 from megatron.checkpointing.find import CheckpointInfo, find_checkpoint
-from megatron.checkpointing.load import load_checkpoint
+from megatron.checkpointing.load import Reshaping, load_checkpoint
 from megatron.checkpointing.manifest import EngineFacts, Manifest
 from megatron.checkpointing.save import check_save_folder, claimed_save_folder, save_checkpoint
 from megatron.checkpointing.weights import load_weights, read_weights, refresh_master_weights
@@ -10,6 +10,7 @@ __all__ = [
     "CheckpointInfo",
     "EngineFacts",
     "Manifest",
+    "Reshaping",
     "check_save_folder",
     "claimed_save_folder",
     "find_checkpoint",

@@ -1,8 +1,11 @@
-"""Continue a run: DeepSpeed's own loader, once it is known that it can succeed.
+"""Continue a run: DeepSpeed's own loader where the layout is the same, else our own.
 
 DeepSpeed unpickles its files freely and asserts in the middle of loading. So only a folder with our
 manifest, found whole by :func:`megatron.checkpointing.find.find_checkpoint`, gets here, and what the
 files depend on is compared first.
+
+A checkpoint of another layout (ranks, ZeRO stage, precision) is loaded a parameter at a time by
+:mod:`megatron.checkpointing.universal_load` where the user asks for that, and always one that has no layout.
 
 The optimizer's files also hold its settings (weight decay, betas, eps) and would bring them back: a
 key changed for the rest of a run would have no effect. Its state is loaded, its settings are kept. The
@@ -11,26 +14,56 @@ same goes for clipping, and for the loss scaling of fp16.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from megatron.checkpointing.deepspeed_files import engine_facts, model_under
 from megatron.checkpointing.find import CheckpointInfo
 from megatron.checkpointing.layer_files import holds_parts
 from megatron.checkpointing.manifest import EngineFacts
+from megatron.checkpointing.tensor_files import BROKEN_FILE
 from megatron.checkpointing.together import describe, together
-from megatron.checkpointing.weights import BROKEN_FILE, check_weights_fit, load_weights
+from megatron.checkpointing.universal_engines import continue_scaling
+from megatron.checkpointing.universal_load import load_reshaped
+from megatron.checkpointing.weights import check_weights_fit, load_weights
 from megatron.errors import CheckpointError
+from megatron.logging import get_logger
+from megatron.mpu import ParallelGroups
+from megatron.neox_arguments.sections import ModelArgs
 from megatron.runtime.stock_deepspeed import Engine
 from megatron.runtime.world import World
+
+log = get_logger(__name__)
 
 # How a user sets what the engine calls so.
 _KEYS = {"data_parallel_size": "data_parallel_size x context_parallel_size"}
 
 
+@dataclass(frozen=True)
+class Reshaping:
+    """What loading from another layout needs to know.
+
+    Attributes:
+        model: the model's section of the configuration.
+        groups: the layout of this run.
+        allowed: whether ``reshape_on_load`` is set. A layout-free checkpoint may always be loaded.
+    """
+
+    model: ModelArgs
+    groups: ParallelGroups
+    allowed: bool = False
+
+
 def load_checkpoint(
-    engine: Engine, info: CheckpointInfo, *, world: World, load_optim: bool = True
+    engine: Engine,
+    info: CheckpointInfo,
+    *,
+    world: World,
+    load_optim: bool = True,
+    reshaping: Reshaping | None = None,
 ) -> dict[str, Any]:
     """Put ``engine`` into the state of the checkpoint. All ranks call this.
 
@@ -40,6 +73,7 @@ def load_checkpoint(
         world: this process's place.
         load_optim: load the optimizer's state too. Without it the fp32 copy of the weights is made
             from the loaded weights, and any number of data-parallel ranks will do.
+        reshaping: how to load from another layout; without it only the layout that saved will do.
 
     Returns:
         The ``state`` that :func:`save_checkpoint` was given.
@@ -55,10 +89,29 @@ def load_checkpoint(
             "cannot be continued from it",
             everywhere=True,
         )
+    if load_optim and not manifest.has_optimizer:
+        raise CheckpointError(
+            f"{info.path} does not fit this run\n"
+            f"  found: no optimizer state, it was saved with no_save_optim\n  to do: {_FROM_WEIGHTS}",
+            everywhere=True,
+        )
     now = engine_facts(engine, world.size)
-    misfit = _misfit(manifest.engine, now, load_optim, manifest.has_optimizer)
-    if misfit:
-        raise CheckpointError(f"{info.path} does not fit this run\n{misfit}", everywhere=True)
+    different = _differences(manifest.engine, now, load_optim)
+    if manifest.whole is not None or (different and reshaping is not None and reshaping.allowed):
+        assert reshaping is not None, "a layout-free checkpoint is loaded a parameter at a time"
+        load_reshaped(
+            engine,
+            info,
+            model=reshaping.model,
+            groups=reshaping.groups,
+            load_optim=load_optim,
+        )
+        log.info("reshaped %s: %s", info.path.name, _said(different) or "it has no layout")
+        return info.state
+    if different:
+        raise CheckpointError(
+            f"{info.path} does not fit this run\n{_misfit(info, different)}", everywhere=True
+        )
     by_name = holds_parts(engine) or manifest.engine.pipe_parallel_size != now.pipe_parallel_size
     if not by_name:
         together(world, lambda: _load(engine, info, load_optim))
@@ -120,48 +173,42 @@ def _settings_kept(engine: Engine) -> Iterator[None]:
     if own["clip_grad"] is not None:
         optimizer.clip_grad = own["clip_grad"]
     if own["loss_scaler"] is not None:
-        _continue_scaling(own["loss_scaler"], optimizer.loss_scaler)
+        continue_scaling(own["loss_scaler"], vars(optimizer.loss_scaler))
         optimizer.loss_scaler = own["loss_scaler"]
         optimizer.dynamic_loss_scale = own["loss_scaler"].dynamic
 
 
-def _continue_scaling(ours: Any, stored: Any) -> None:
-    """Put DeepSpeed's loss scaler ``ours`` where ``stored`` was, as far as both follow overflows."""
-    if not (ours.dynamic and stored.dynamic):
-        return
-    for name in ("cur_iter", "last_overflow_iter"):
-        setattr(ours, name, getattr(stored, name))
-    ours.cur_hysteresis = min(stored.cur_hysteresis, ours.delayed_shift)
-    ours.cur_scale = max(stored.cur_scale, ours.min_scale)
+_FROM_WEIGHTS = (
+    "start it as it was, or go on from the weights alone with no_load_optim: true (same step) or "
+    "finetune: true (from step 0)"
+)
 
 
-def _misfit(
-    saved: EngineFacts, now: EngineFacts, load_optim: bool, has_optimizer: bool
-) -> str | None:
-    """Why DeepSpeed could not load files of ``saved`` into an engine of ``now``; None if it can."""
-    if saved.model_parallel_size != now.model_parallel_size:
-        return (
-            f"  found: weights split among model_parallel_size {saved.model_parallel_size}\n"
-            f"  expected: {now.model_parallel_size}, as this run has\n"
-            f"  to do: start it with model_parallel_size: {saved.model_parallel_size}"
-        )
-    if not load_optim:
-        return None
-    to_do = (
-        "  to do: start it as it was, or go on from the weights alone with no_load_optim: true "
-        "(same step) or finetune: true (from step 0)"
+def _differences(saved: EngineFacts, now: EngineFacts, load_optim: bool) -> dict[str, Any]:
+    """What DeepSpeed's files of ``saved`` depend on and is otherwise now: name → (then, now)."""
+    compared = ["model_parallel_size"]
+    if load_optim:
+        compared += ["pipe_parallel_size", "zero_stage", "precision"]
+        if saved.zero_stage > 0:
+            # Each rank's file holds its part of the optimizer's state.
+            compared.append("data_parallel_size")
+    both = {name: (getattr(saved, name), getattr(now, name)) for name in compared}
+    return {name: values for name, values in both.items() if values[0] != values[1]}
+
+
+def _said(different: dict[str, Any]) -> str:
+    return "; ".join(
+        f"{_KEYS.get(name, name)} {then}, this run has {now}"
+        for name, (then, now) in different.items()
     )
-    if not has_optimizer:
-        return f"  found: no optimizer state, it was saved with no_save_optim\n{to_do}"
-    compared = ["pipe_parallel_size", "zero_stage", "precision"]
-    if saved.zero_stage > 0:
-        # Each rank's file holds its part of the optimizer's state.
-        compared.append("data_parallel_size")
-    differing = [name for name in compared if getattr(saved, name) != getattr(now, name)]
-    if not differing:
-        return None
-    listing = "; ".join(
-        f"{_KEYS.get(name, name)} {getattr(saved, name)}, this run has {getattr(now, name)}"
-        for name in differing
+
+
+def _misfit(info: CheckpointInfo, different: dict[str, Any]) -> str:
+    root = shlex.quote(str(info.path.parent))
+    whole = shlex.quote(f"{info.path.parent}-whole")
+    return (
+        f"  found: files of {_said(different)}\n"
+        "  to do: set reshape_on_load: true, which fits it to this run, or turn it once into a form for "
+        f"every layout and set load: {whole}\n"
+        f"    python tools/ckpts/reshard.py --load {root} --iteration {info.step} --save {whole}"
     )
-    return f"  found: optimizer state of {listing}\n{to_do}"

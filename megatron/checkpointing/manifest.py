@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from megatron.checkpointing.universal import WholeModel
 from megatron.errors import CheckpointError
 
 MANIFEST_NAME = "manifest.json"
@@ -56,6 +57,8 @@ class Manifest:
         disks: for each disk (one, or one per node in node order), its files: path inside the
             folder → size in bytes.
         created: UTC time of writing, ISO 8601.
+        whole: what the tensors of a layout-free checkpoint are; None for one that ranks wrote. Of such a
+            one ``layout`` and ``engine`` tell where it comes from.
     """
 
     step: int
@@ -68,10 +71,13 @@ class Manifest:
     node_local: bool
     disks: list[dict[str, int]]
     created: str
+    whole: WholeModel | None = None
 
     def to_json(self) -> bytes:
         """The file's content. Raises ValueError for a value that JSON does not have, such as NaN."""
         document = {"format_version": FORMAT_VERSION, **asdict(self)}
+        if self.whole is None:
+            del document["whole"]
         return (json.dumps(document, indent=1, allow_nan=False) + "\n").encode()
 
     def files_of(self, node_rank: int) -> dict[str, int]:
@@ -111,8 +117,12 @@ def _from_document(path: Path, document: Any) -> Manifest:
             "  to do: read it with the release that wrote it"
         )
     try:
-        values = {field.name: document[field.name] for field in fields(Manifest)}
+        values = {
+            item.name: document[item.name] for item in fields(Manifest) if item.name != "whole"
+        }
         values["engine"] = EngineFacts(**values["engine"])
+        if "whole" in document:
+            values["whole"] = WholeModel.from_dict(document["whole"])
         manifest = Manifest(**values)
         well_formed = bool(manifest.disks) and all(
             isinstance(size, int) for disk in manifest.disks for size in disk.values()

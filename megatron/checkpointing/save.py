@@ -18,33 +18,35 @@ import glob
 import hashlib
 import json
 import os
-import platform
 import shutil
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-
 from megatron.checkpointing import folders
 from megatron.checkpointing.deepspeed_files import engine_facts, write_shards
-from megatron.checkpointing.manifest import MANIFEST_NAME, Manifest
+from megatron.checkpointing.manifest import Manifest
+from megatron.checkpointing.publishing import (
+    Place,
+    clean_up,
+    finish,
+    prepare,
+    publish,
+    versions,
+    wait_until_visible,
+)
 from megatron.checkpointing.together import describe, together
 from megatron.errors import CheckpointError
 from megatron.logging import get_logger
 from megatron.runtime.durable import (
-    new_file,
-    replace_file,
     sync_folder,
     temporary_name,
     write_file,
 )
 from megatron.runtime.file_lock import try_lock
-from megatron.runtime.stock_deepspeed import Engine, deepspeed
+from megatron.runtime.stock_deepspeed import Engine
 from megatron.runtime.world import World
 
 log = get_logger(__name__)
@@ -52,9 +54,6 @@ log = get_logger(__name__)
 CONFIG_FOLDER = "configs"
 LOCK_NAME = ".lock"
 EFFECTIVE_CONFIG_NAME = "effective_config.json"
-
-# A network file system may hide a new entry from other hosts for seconds.
-VISIBILITY_TIMEOUT = 30.0
 
 
 class ConfigText(Protocol):
@@ -65,27 +64,6 @@ class ConfigText(Protocol):
 
     @property
     def text(self) -> str: ...
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where one checkpoint is made and where it ends up."""
-
-    root: Path
-    step: int
-
-    @property
-    def final(self) -> Path:
-        return self.root / folders.step_name(self.step)
-
-    @property
-    def workshop(self) -> Path:
-        """Exists from the first moment of a save until ``latest`` names its result."""
-        return temporary_name(self.final)
-
-    @property
-    def unfinished(self) -> Path:
-        return self.workshop / self.final.name
 
 
 def save_checkpoint(
@@ -127,13 +105,13 @@ def save_checkpoint(
         CheckpointError: on every rank, with the first failing rank's words, when any rank could not
             write. Nothing half-written stays, and earlier checkpoints are as they were.
     """
-    place = _Place(Path(os.path.abspath(save_dir)), step)
+    place = Place(Path(os.path.abspath(save_dir)), step)
     _refuse_patterns(place.root)
     leader = world.is_local_first if node_local else world.is_first
     flat_text = json.dumps(config_flat, indent=1, sort_keys=True, default=str)
     try:
-        together(world, (lambda: _prepare(place)) if leader else None)
-        together(world, lambda: _wait_until_visible(place.unfinished, None))
+        together(world, (lambda: prepare(place)) if leader else None)
+        together(world, lambda: wait_until_visible(place.unfinished, None))
         written = together(world, lambda: _write_part(engine, place, world, not no_save_optim))
         configs = together(
             world, (lambda: _write_configs(place, config_files, flat_text)) if leader else None
@@ -144,7 +122,7 @@ def save_checkpoint(
             layout=dict(layout),
             engine=engine_facts(engine, world.size),
             config_hash=config_hash or hashlib.sha256(flat_text.encode()).hexdigest(),
-            versions=_versions(),
+            versions=versions(),
             has_optimizer=not no_save_optim,
             node_local=node_local,
             disks=_disks(written, configs, node_local),
@@ -152,11 +130,11 @@ def save_checkpoint(
         )
         manifest = world.broadcast(manifest)
         files = manifest.files_of(world.node_rank)
-        together(world, (lambda: _finish(place, manifest, files)) if leader else None)
-        together(world, (lambda: _publish(place)) if leader else None)
+        together(world, (lambda: finish(place, manifest, files)) if leader else None)
+        together(world, (lambda: publish(place)) if leader else None)
     except CheckpointError as error:
         text = _failure_text(place, error)
-        text += _clean_up(place) if leader else ""
+        text += clean_up(place) if leader else ""
         raise CheckpointError(text, everywhere=True) from error
     if leader and keep_last is not None:
         _remove_outdated(place, keep_last)
@@ -258,43 +236,8 @@ def _refuse_patterns(root: Path) -> None:
         )
 
 
-def _prepare(place: _Place) -> None:
-    place.root.mkdir(parents=True, exist_ok=True)
-    removed = folders.clear_leftovers(place.root)
-    if removed:
-        log.info("removed what a killed save had left: %s", ", ".join(removed))
-    place.unfinished.mkdir(parents=True)
-
-
-def _wait_until_visible(path: Path, size: int | None) -> None:
-    """Wait until this host sees ``path`` (with ``size`` bytes, unless None).
-
-    Raises:
-        CheckpointError: it does not, :data:`VISIBILITY_TIMEOUT` seconds after it was made.
-    """
-    deadline = time.monotonic() + VISIBILITY_TIMEOUT
-    pause = 0.05
-    while True:
-        try:
-            seen = path.stat().st_size
-        except FileNotFoundError:
-            seen = None
-        if seen is not None and size in (None, seen):
-            return
-        if time.monotonic() > deadline:
-            expected = "it" if size is None else f"it with {size:,} bytes"
-            found = "nothing" if seen is None else f"{seen:,} bytes"
-            raise CheckpointError(
-                f"{path} was made by another rank, and this host sees {found} there; expected "
-                f"{expected}. `save` must be on a file system that all nodes share; for a disk in "
-                "each node, set use_node_local_storage: true"
-            )
-        time.sleep(pause)
-        pause = min(1.0, pause * 1.5)
-
-
 def _write_part(
-    engine: Engine, place: _Place, world: World, with_optimizer: bool
+    engine: Engine, place: Place, world: World, with_optimizer: bool
 ) -> tuple[int, dict[str, int]]:
     """Write this rank's shards. Returns its node and its files: name → bytes."""
     files = write_shards(
@@ -307,7 +250,7 @@ def _write_part(
 
 
 def _write_configs(
-    place: _Place, config_files: Iterable[ConfigText], flat_text: str
+    place: Place, config_files: Iterable[ConfigText], flat_text: str
 ) -> dict[str, int]:
     """Write the configuration into the folder. Returns its files: path inside it → bytes."""
     texts = {EFFECTIVE_CONFIG_NAME: flat_text}
@@ -344,43 +287,7 @@ def _disks(
     return [dict(sorted(disks[node].items())) for node in sorted(disks)]
 
 
-def _finish(place: _Place, manifest: Manifest, files: dict[str, int]) -> None:
-    """Make the folder a checkpoint: all files seen with their sizes, then the manifest."""
-    for name, size in files.items():
-        _wait_until_visible(place.unfinished / name, size)
-    replace_file(place.unfinished / MANIFEST_NAME, manifest.to_json())
-
-
-def _publish(place: _Place) -> None:
-    # Everything that needs space on the disk comes before the first rename.
-    latest = place.root / folders.LATEST_NAME
-    with new_file(temporary_name(latest)) as file:
-        file.write(place.final.name.encode())
-    aside = folders.make_way(place.final)
-    try:
-        os.rename(place.unfinished, place.final)
-    except OSError:
-        if aside is not None:
-            os.rename(aside, place.final)
-        raise
-    sync_folder(place.root)
-    os.replace(temporary_name(latest), latest)
-    sync_folder(place.root)
-    shutil.rmtree(place.workshop)
-    if aside is None:
-        return
-    if aside.name.startswith(folders.REPLACED_PREFIX):
-        folders.remove_folder(aside)
-    else:
-        log.warning(
-            "%s held no %s, so it was no checkpoint of ours: renamed to %s",
-            place.final,
-            MANIFEST_NAME,
-            aside.name,
-        )
-
-
-def _remove_outdated(place: _Place, keep_last: int) -> None:
+def _remove_outdated(place: Place, keep_last: int) -> None:
     """Retention. What cannot be removed is said; the run goes on, its new checkpoint is complete."""
     for folder in folders.outdated(place.root, place.step, keep_last):
         try:
@@ -389,25 +296,7 @@ def _remove_outdated(place: _Place, keep_last: int) -> None:
             log.warning("the old checkpoint %s stays: %s", folder, describe(error))
 
 
-def _clean_up(place: _Place) -> str:
-    """Remove what this failed save has made. Returns a line about what could not be, or nothing."""
-    leftovers = [
-        path
-        for path in (place.workshop, temporary_name(place.root / folders.LATEST_NAME))
-        if path.exists()
-    ]
-    try:
-        for path in leftovers:
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-    except OSError as error:
-        return f"\n  left behind: {describe(error)}; the next save clears it"
-    return ""
-
-
-def _failure_text(place: _Place, error: CheckpointError) -> str:
+def _failure_text(place: Place, error: CheckpointError) -> str:
     text = f"the checkpoint of step {place.step} could not be saved under {place.root}"
     text += f"\n  found: {error}"
     try:
@@ -419,11 +308,3 @@ def _failure_text(place: _Place, error: CheckpointError) -> str:
         text += f"\n  free there: {free / 2**20:,.1f} MiB"
     text += f"\n  still whole: {latest}" if latest else "\n  no earlier checkpoint is there"
     return text + "\n  to do: make room and allow writing there, or choose another `save`"
-
-
-def _versions() -> dict[str, str]:
-    return {
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "deepspeed": str(deepspeed.__version__),
-    }

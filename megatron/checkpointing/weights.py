@@ -1,52 +1,26 @@
-"""Weights alone: for a fine-tuning, an evaluation, a sample, or from another trainer's checkpoint.
-
-Files are read with ``weights_only=True``: a pickle from elsewhere could run any code. Beside tensors
-and plain containers only the NumPy globals of :func:`_harmless_globals` pass, with which GPT-NeoX
-stores generator states.
-
-Two forms exist: ``mp_rank_<MM>_model_states.pt`` holds a plain module's tensors under ``module``;
-a pipeline leaves ``module`` empty and has a file ``layer_<LL>-model_<MM>-model_states.pt`` for each
-layer, whose tensors bear names inside the layer: they are ``sequential.<L>.<name>`` of the plain
-form.
-"""
+"""Weights alone: for a fine-tuning, an evaluation, a sample, or from another trainer's checkpoint."""
 
 from __future__ import annotations
 
-import pickle
-import re
-import zipfile
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from megatron.checkpointing.find import CheckpointInfo
 from megatron.checkpointing.layer_files import layers_of
+from megatron.checkpointing.tensor_files import read_shard, weight_shards
 from megatron.checkpointing.together import together
+from megatron.checkpointing.universal import VALUE
+from megatron.checkpointing.universal_files import open_store
+from megatron.checkpointing.universal_pieces import Part, PartReader, require_same_model
 from megatron.errors import CheckpointError
+from megatron.neox_arguments.sections import ModelArgs
 from megatron.runtime.partitioned import gathered, whole_shape
 from megatron.runtime.stock_deepspeed import Engine
 from megatron.runtime.world import World
 
-_MODEL_FILE = re.compile(r"mp_rank_(\d+)_model_states\.pt")
-_LAYER_FILE = re.compile(r"layer_(\d+)-model_(\d+)-model_states\.pt")
-
-# Old files carry this buffer; it follows from the configuration.
-_DERIVED = re.compile(r".*\brotary_emb\.inv_freq")
-
-# What a file that is not what it should be makes torch.load raise.
-BROKEN_FILE = (
-    OSError,
-    RuntimeError,
-    EOFError,
-    KeyError,
-    ValueError,
-    pickle.UnpicklingError,
-    zipfile.BadZipFile,
-)
+_Source = Callable[[str], Tensor]
 
 
 def load_weights(
@@ -55,6 +29,7 @@ def load_weights(
     *,
     model_rank: int = 0,
     model_parallel_size: int = 1,
+    model: ModelArgs | None = None,
     engine: Engine | None = None,
     world: World | None = None,
 ) -> None:
@@ -69,6 +44,8 @@ def load_weights(
         info: from :func:`find_checkpoint`.
         model_rank: this rank's place among those that share each weight.
         model_parallel_size: how many share each weight.
+        model: the model's section of the configuration. With it, weights that are split among another
+            number of ranks, or stored whole, are fitted.
         engine: DeepSpeed's engine where it exists already: it keeps an fp32 copy of the weights and
             would bring the old ones back at its first step.
         world: given, all ranks call this and raise the same error.
@@ -76,25 +53,39 @@ def load_weights(
     Raises:
         CheckpointError: the files cannot be read or hold another model.
     """
-    found: dict[str, Tensor] = {}
+    opened: list[_Source] = []
 
     def look() -> None:
-        found.update(
-            read_weights(info, model_rank=model_rank, model_parallel_size=model_parallel_size)
-        )
-        _compare(info, found, module)
+        opened.append(_open(module, info, model, model_rank, model_parallel_size))
 
     if world is None:
         look()
     else:
         together(world, look)
+    weight = opened[0]
     for tensors in layers_of(module).values():
         parameters = [tensor for tensor in tensors.values() if isinstance(tensor, nn.Parameter)]
         with torch.no_grad(), gathered(parameters, changes=True):
             for name, target in tensors.items():
-                target.copy_(found[name])
+                target.copy_(weight(name))
     if engine is not None:
         refresh_master_weights(engine)
+
+
+def _open(
+    module: nn.Module, info: CheckpointInfo, model: ModelArgs | None, rank: int, size: int
+) -> _Source:
+    """What gives the weights of ``module`` by name: they are there, and of the right shapes."""
+    is_whole = info.manifest is not None and info.manifest.whole is not None
+    if model is None or (not is_whole and len(weight_shards(info.path)) == size):
+        weights = read_weights(info, model_rank=rank, model_parallel_size=size)
+        _compare(info, weights, module)
+        return weights.__getitem__
+    store = open_store(info, with_optimizer=False)
+    shapes = {name: tuple(shape) for name, shape in _shapes(module).items()}
+    require_same_model(info, store, model, module, shapes, size)
+    reader = PartReader(store, model)
+    return lambda name: reader.read(VALUE, Part(name, shapes[name], rank, size))
 
 
 def check_weights_fit(
@@ -127,76 +118,14 @@ def read_weights(
     Raises:
         CheckpointError: the files cannot be read, or are split among another number of ranks.
     """
-    names = sorted(entry.name for entry in info.path.iterdir())
-    layer_files = [m for m in map(_LAYER_FILE.fullmatch, names) if m]
-    model_files = [m for m in map(_MODEL_FILE.fullmatch, names) if m]
-    shards = {int(m[2]) for m in layer_files} or {int(m[1]) for m in model_files}
-    if not shards:
-        raise CheckpointError(
-            f"{info.path} holds no weights\n  expected: mp_rank_00_model_states.pt or "
-            "layer_00-model_00-model_states.pt and so on"
-        )
+    shards = weight_shards(info.path)
     if len(shards) != model_parallel_size:
         raise CheckpointError(
             f"{info.path}\n  found: weights split among {len(shards)} model-parallel ranks\n"
             f"  expected: model_parallel_size {model_parallel_size}\n"
             f"  to do: start with model_parallel_size: {len(shards)}, as the run that wrote it"
         )
-    if not layer_files:
-        path = info.path / f"mp_rank_{model_rank:02d}_model_states.pt"
-        return _tensors(path, read_safely(path).get("module"))
-    weights = {}
-    for match in layer_files:
-        if int(match[2]) == model_rank:
-            path = info.path / match[0]
-            for name, tensor in _tensors(path, read_safely(path)).items():
-                weights[f"sequential.{int(match[1])}.{name}"] = tensor
-    return weights
-
-
-def read_safely(path: Path) -> dict[str, Any]:
-    """A file of tensors, mapped on the CPU, of which nothing can run code.
-
-    Raises:
-        CheckpointError: it is missing, damaged, or holds other things than tensors.
-    """
-    try:
-        with torch.serialization.safe_globals(_harmless_globals()):
-            try:
-                content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-            except RuntimeError as error:
-                if "mmap" not in str(error):
-                    raise
-                # Files from before torch 1.6 cannot be mapped.
-                content = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path} is missing") from error
-    except BROKEN_FILE as error:
-        blocked = re.search(r"GLOBAL ([\w.]+)", str(error))
-        if blocked:
-            raise CheckpointError(
-                f"{path}\n  found: a Python object of the kind {blocked[1]}\n"
-                "  expected: tensors, numbers and plain containers; others are not loaded, because "
-                "they could run code"
-            ) from error
-        lines = str(error).splitlines() or [type(error).__name__]
-        raise CheckpointError(
-            f"{path} is damaged: {lines[0]}\n  to do: restore it, or use another checkpoint"
-        ) from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} holds a {type(content).__name__}; expected a dictionary")
-    return content
-
-
-def _tensors(path: Path, content: object) -> dict[str, Tensor]:
-    tensors = (
-        {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
-        if isinstance(content, Mapping)
-        else {}
-    )
-    if not tensors:
-        raise CheckpointError(f"{path} holds no weights where they are expected, under `module`")
-    return {name: tensor for name, tensor in tensors.items() if not _DERIVED.fullmatch(name)}
+    return read_shard(info.path, model_rank)
 
 
 def _shapes(module: nn.Module) -> dict[str, torch.Size]:
@@ -230,16 +159,3 @@ def _compare(info: CheckpointInfo, weights: Mapping[str, Tensor], module: nn.Mod
         "the embedding alone: tokenizer and make_vocab_size_divisible_by)"
     )
     raise CheckpointError("\n".join(lines))
-
-
-def _harmless_globals() -> list[Any]:
-    """What builds a NumPy array of numbers, under the names of NumPy 1 and 2."""
-    reconstruct = np.empty(0).__reduce__()[0]
-    numbers = ("Bool", "Int32", "Int64", "UInt8", "UInt32", "UInt64", "Float32", "Float64")
-    return [
-        (reconstruct, "numpy.core.multiarray._reconstruct"),
-        (reconstruct, "numpy._core.multiarray._reconstruct"),
-        np.ndarray,
-        np.dtype,
-        *(getattr(np.dtypes, f"{kind}DType") for kind in numbers),
-    ]

@@ -19,16 +19,20 @@ from megatron.neox_arguments.sections import ModelArgs
 from megatron.runtime.seeds import derive_seed
 
 # The layers that write into the residual stream have a scheme of their own.
+_ORTHOGONAL = ("orthogonal", "scaled_orthogonal")
 _OUTPUT_LAYERS = ("attention.dense", "mlp.linear2")
 
 
-def standard_deviation(scheme: str, model: ModelArgs) -> float:
-    """Of the normal distribution, around 0, that weights are drawn from.
+def standard_deviation(scheme: str, model: ModelArgs, shape: tuple[int, int] = (0, 0)) -> float:
+    """Of the distribution, around 0, that a matrix of ``shape`` is drawn from; normal but for the last.
 
     - ``normal``: ``init_method_std``.
     - ``scaled_normal``: ``init_method_std`` / sqrt(2 L) for L layers (GPT-2, Radford et al., 2019).
     - ``small_init``: sqrt(2 / (5 h)) (Nguyen and Salazar, 2019, for a hidden size of h).
     - ``wang_init``: 2 / (L sqrt(h)) (Wang and Komatsuzaki, GPT-J, 2021).
+    - ``single_residual_scaled_normal``: ``init_method_std`` / sqrt(L).
+    - ``xavier_normal``, and the uniform ``xavier_uniform``: sqrt(2 / (inputs + outputs)) (Glorot and
+      Bengio, 2010).
     """
     layers, hidden = model.num_layers, model.hidden_size
     if scheme == "normal":
@@ -37,6 +41,10 @@ def standard_deviation(scheme: str, model: ModelArgs) -> float:
         return model.init_method_std / math.sqrt(2.0 * layers)
     if scheme == "small_init":
         return math.sqrt(2.0 / (5.0 * hidden))
+    if scheme == "single_residual_scaled_normal":
+        return model.init_method_std / math.sqrt(layers)
+    if scheme in ("xavier_normal", "xavier_uniform"):
+        return math.sqrt(2.0 / sum(shape))
     assert scheme == "wang_init", scheme
     return 2.0 / (layers * math.sqrt(hidden))
 
@@ -52,8 +60,9 @@ def initialize_layer(
         module, _, kind = whole_name.rpartition(".")
         if kind == "bias":
             parameter.zero_()
-        elif parameter.dim() == 1:
-            parameter.fill_(1.0)
+        elif layout.is_norm(name):
+            # What multiplies is 1: the offset is added to the weights.
+            parameter.fill_(1.0 - model.norm_weight_offset)
         else:
             output = module in _OUTPUT_LAYERS
             scheme = model.output_layer_init_method if output else model.init_method
@@ -62,7 +71,13 @@ def initialize_layer(
             split = layout.partition(model, name, shape)
             runs = split.indices(rank, size) if split is not None else [(0, shape[0])]
             place = _Place(split.dim if split is not None else 0, runs)
-            _draw_part(parameter, shape, place, standard_deviation(scheme, model), generator)
+            if scheme in _ORTHOGONAL:
+                gain = math.sqrt(2.0 / (model.num_layers if scheme.startswith("scaled") else 1))
+                parameter.copy_(_orthogonal(shape, gain, generator, place))
+                continue
+            deviation = standard_deviation(scheme, model, shape)
+            uniform = scheme == "xavier_uniform"
+            _draw_part(parameter, shape, place, deviation, generator, uniform=uniform)
 
 
 def _whole_shape(parameter: Tensor, model: ModelArgs, name: str, size: int) -> tuple[int, int]:
@@ -85,6 +100,17 @@ class _Place(NamedTuple):
     runs: list[tuple[int, int]]
 
 
+def _orthogonal(
+    shape: tuple[int, int], gain: float, generator: torch.Generator, place: _Place
+) -> Tensor:
+    """A part of a matrix whose rows, or columns if these are fewer, are orthogonal and ``gain`` long.
+
+    It takes the whole matrix to make a part of it (Saxe et al., 2013).
+    """
+    whole = nn.init.orthogonal_(torch.empty(shape), gain, generator=generator)
+    return torch.cat([whole.narrow(place.dim, *run) for run in place.runs], dim=place.dim)
+
+
 def _draw_part(
     out: Tensor,
     shape: tuple[int, int],
@@ -92,6 +118,7 @@ def _draw_part(
     deviation: float,
     generator: torch.Generator,
     block_elements: int = 1 << 22,
+    uniform: bool = False,
 ) -> None:
     """Fill ``out`` with its part of the matrix of ``shape`` that ``generator`` draws.
 
@@ -103,7 +130,12 @@ def _draw_part(
     start = 0
     while start < rows:
         stop = rows if rows - start - step < 16 else start + step
-        block = torch.empty(stop - start, columns).normal_(0.0, deviation, generator=generator)
+        block = torch.empty(stop - start, columns)
+        if uniform:
+            limit = math.sqrt(3.0) * deviation
+            block.uniform_(-limit, limit, generator=generator)
+        else:
+            block.normal_(0.0, deviation, generator=generator)
         filled = 0
         for first, length in place.runs:
             if place.dim == 1:

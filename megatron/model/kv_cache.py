@@ -41,7 +41,7 @@ class KVCache:
         ranks = groups.get_model_parallel_world_size() // groups.kv_replicas
         heads = divide(model.kv_heads, ranks, "the number of key/value heads")
         self._layers = range(model.num_layers) if layers is None else layers
-        shape = (len(self._layers), 2, batch, heads, length, model.head_dim)
+        shape = (len(self._layers), 2, batch, heads, length, model.head_width)
         self.length = length
         self._store = torch.zeros(shape, dtype=dtype, device=device)
         self._rows = torch.arange(batch, device=device)[:, None, None]

@@ -10,6 +10,8 @@ The two functions hold no parameters; they keep GPT-NeoX's numbers. Rows inside 
   with grouped heads (GQA) [all q; all k; all v] of the heads that a model-parallel rank holds.
   Where key/value heads are fewer than ranks, a rank has its query rows and its copy of key and value
   rows as two parameters, ``attention.query_key_value.{query,key_value}_{weight,bias}``.
+- ``attention.qk_layernorm``: [heads, head width], the heads split over ranks like the queries;
+  ``attention.q_norm`` and ``attention.k_norm``: [head width], the same on every rank.
 - ``mlp.linear1`` of a gated MLP: [value; gate] of the units that a model-parallel rank holds.
 
 A rank's part is therefore not always a contiguous slice of the whole tensor: :class:`Partition`
@@ -54,7 +56,7 @@ def uses_grouped_heads(model: ModelArgs) -> bool:
 
 def query_key_value_rows(model: ModelArgs) -> tuple[int, ...]:
     """Rows of the pieces of the whole ``query_key_value`` that ranks share out separately."""
-    query, shared = model.num_attention_heads * model.head_dim, model.kv_heads * model.head_dim
+    query, shared = model.attention_width, model.kv_heads * model.head_width
     return (query, shared, shared) if uses_grouped_heads(model) else (3 * query,)
 
 
@@ -136,6 +138,22 @@ class Partition:
         return found
 
 
+# The tensors with one row for each id; the rows behind the tokenizer's vocabulary are padding.
+_VOCABULARY = ("word_embeddings", "final_linear")
+
+_NORMS = ("norm", "q_norm", "k_norm", "qk_layernorm", "input_layernorm", "post_attention_layernorm")
+
+
+def is_norm(name: str) -> bool:
+    """Whether a parameter, by its name in the model or in its layer, is one of a norm."""
+    return name.rpartition(".")[0].rpartition(".")[2] in _NORMS
+
+
+def decays(name: str, shape: Sequence[int]) -> bool:
+    """Whether weight decay pulls at a parameter: at matrices, but for the one that is a norm's."""
+    return len(shape) >= 2 and not is_norm(name)
+
+
 # Parameters that together are one tensor of the whole model: :class:`QueryKeyValueLinear`.
 _QUERY, _KEY_VALUE = "query_", "key_value_"
 
@@ -145,6 +163,11 @@ def whole_name(name: str) -> str:
     module, _, kind = name.rpartition(".")
     kind = kind.removeprefix(_KEY_VALUE).removeprefix(_QUERY)
     return f"{module}.{kind}" if module else kind
+
+
+def has_vocabulary_rows(name: str) -> bool:
+    """Whether a parameter, by its name inside its layer, has one row for each id."""
+    return name.rpartition(".")[0] in _VOCABULARY
 
 
 def partition(model: ModelArgs, name: str, shape: Sequence[int]) -> Partition | None:
@@ -165,7 +188,7 @@ def partition(model: ModelArgs, name: str, shape: Sequence[int]) -> Partition | 
         return Partition(0, rows[:1] if kind.startswith(_QUERY) else rows)
     if module == "mlp.linear1":
         return Partition(0, linear1_rows(model))
-    if module in ("word_embeddings", "final_linear"):
+    if module in (*_VOCABULARY, "attention.qk_layernorm"):
         return Partition(0, (shape[0],))
     if module in ("attention.dense", "mlp.linear2") and kind == "weight":
         return Partition(1, (shape[1],))

@@ -1,4 +1,4 @@
-"""Rotary position embeddings (Su et al., RoFormer, 2021), on the first part of each head.
+"""Positions: rotations of the first part of each head (Su et al., RoFormer, 2021), sines and cosines.
 
 Shapes: b sequences, s tokens, n heads, d features of a head, r rotated features (the first r of d).
 Half-split form: feature i turns together with feature i + r/2, as in GPT-NeoX and Hugging Face.
@@ -6,10 +6,13 @@ Half-split form: feature i turns together with feature i + r/2, as in GPT-NeoX a
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from megatron.neox_arguments.sections.positions import PositionArgs
 
 
 class Angles(NamedTuple):
@@ -33,12 +36,16 @@ class RotaryTable:
         width: r, even.
         base: feature pair i turns by base^(-2 i / r) radians a token.
         length: positions to make; more are made when a longer sequence comes.
+        scaling: how the frequencies are changed for longer texts; None for not at all.
     """
 
-    def __init__(self, width: int, base: float, length: int) -> None:
+    def __init__(
+        self, width: int, base: float, length: int, scaling: PositionArgs | None = None
+    ) -> None:
         assert width % 2 == 0, f"rotary width {width} is odd"
         self.width = width
         self._base = base
+        self._scaling = scaling
         self._length = length
         self._tables: dict[torch.device, Angles] = {}
 
@@ -61,9 +68,60 @@ class RotaryTable:
             with torch.inference_mode(False):
                 exponents = torch.arange(0, self.width, 2, device=device).float() / self.width
                 positions = torch.arange(self._length, device=device).float()
-                radians = torch.outer(positions, 1.0 / (self._base**exponents))
-                table = self._tables[device] = Angles(radians.cos(), radians.sin())
+                frequencies, factor = 1.0 / (self._base**exponents), 1.0
+                if self._scaling is not None:
+                    frequencies = scaled(frequencies, self._base, self._scaling)
+                    factor = attention_factor(self._scaling)
+                radians = torch.outer(positions, frequencies)
+                table = Angles(radians.cos() * factor, radians.sin() * factor)
+                self._tables[device] = table
         return table
+
+
+def scaled(frequencies: Tensor, base: float, scaling: PositionArgs) -> Tensor:
+    """Frequencies [r/2], in radians a token, for texts longer than those of the first training."""
+    kind, factor = scaling.rotary_scaling, scaling.rotary_scaling_factor
+    if kind == "none":
+        return frequencies
+    if kind == "linear":
+        return frequencies / factor
+    original = scaling.rotary_original_positions
+    assert original is not None
+    if kind == "llama3":
+        low, high = scaling.rotary_low_freq_factor, scaling.rotary_high_freq_factor
+        turns = original * frequencies / (2 * math.pi)
+        kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    else:
+        kept = _kept_by_yarn(len(frequencies), base, original, scaling).to(frequencies)
+    return frequencies * kept + frequencies / factor * (1.0 - kept)
+
+
+def _kept_by_yarn(pairs: int, base: float, original: int, scaling: PositionArgs) -> Tensor:
+    """Share of each frequency that stays as it is (section 3.2 of YaRN): [r/2]."""
+
+    def pair_of(turns: float) -> float:
+        """The pair of features, as a fraction, that turns so often over the original positions."""
+        return pairs * math.log(original / (turns * 2 * math.pi)) / math.log(base)
+
+    first = max(math.floor(pair_of(scaling.rotary_beta_fast)), 0)
+    last = min(math.ceil(pair_of(scaling.rotary_beta_slow)), 2 * pairs - 1)
+    width = (last - first) or 1e-3  # a step, where both are one pair
+    return 1.0 - ((torch.arange(pairs).float() - first) / width).clamp(0.0, 1.0)
+
+
+def attention_factor(scaling: PositionArgs) -> float:
+    """YaRN's factor on queries and on keys (equation 22)."""
+    if scaling.rotary_scaling != "yarn":
+        return 1.0
+    given = scaling.rotary_attention_factor
+    return 0.1 * math.log(scaling.rotary_scaling_factor) + 1.0 if given is None else given
+
+
+def sinusoids(positions: Tensor, width: int) -> Tensor:
+    """Sines, then cosines (Vaswani et al., 2017, in GPT-NeoX's order): [...] -> [..., width] fp32."""
+    exponents = torch.arange(0, width, 2, device=positions.device).float() / width
+    radians = positions.unsqueeze(-1).float() / 10000.0**exponents
+    return torch.cat((radians.sin(), radians.cos()), dim=-1)
 
 
 def turned(x: Tensor, angles: Angles) -> Tensor:

@@ -9,6 +9,7 @@ kernel dense tensors. On a small model this is a tenth of a step.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,9 +19,12 @@ from megatron.model import layout
 from megatron.model.positional_embeddings import Angles, turned
 
 Heads = tuple[Tensor, Tensor, Tensor]
+Norms = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 
 
-def split_heads(fused: Tensor, heads: int, kv_heads: int, angles: Angles | None) -> Heads:
+def split_heads(
+    fused: Tensor, heads: int, kv_heads: int, angles: Angles | None, norms: Norms | None = None
+) -> Heads:
     """Queries [b, n, s, d], keys and values [b, k, s, d].
 
     Args:
@@ -28,11 +32,31 @@ def split_heads(fused: Tensor, heads: int, kv_heads: int, angles: Angles | None)
         heads: n.
         kv_heads: k.
         angles: of the tokens' positions, by which queries and keys are turned; None for none.
+        norms: what normalises queries, and what keys, before they are turned.
     """
+    if norms is not None:
+        query, key, value = layout.head_views(fused, heads, kv_heads)
+        query, key = norms[0](query), norms[1](key)
+        return (query, key, value) if angles is None else (*_turn(query, key, angles), value)
     if angles is None:
         return layout.head_views(fused, heads, kv_heads)
     out: Heads = _SplitAndTurn.apply(fused, heads, kv_heads, *angles)  # type: ignore[no-untyped-call]
     return out
+
+
+def _turn(query: Tensor, key: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
+    return _Turn.apply(query, *angles), _Turn.apply(key, *angles)  # type: ignore[no-untyped-call]
+
+
+class _Turn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return turned(x, Angles(cos, sin))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return turned(grad, Angles(*ctx.saved_tensors).reversed()), None, None
 
 
 class _SplitAndTurn(torch.autograd.Function):

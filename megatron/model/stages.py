@@ -93,10 +93,10 @@ def logits_everywhere(
     only: Tensor | None = None,
 ) -> Tensor:
     """The logits of :meth:`GPT2Model.forward`, on every stage: all call this with the same arguments."""
-    found = through_stages(model, tokens, cache, position_ids, only)
     if model.is_first and model.is_last:
-        assert found is not None
-        return found
+        logits: Tensor = model(tokens, cache, position_ids, only)
+        return logits
+    found = through_stages(model, tokens, cache, position_ids, only)
     if found is None:
         weight = next(model.parameters())
         batch, length = tokens.shape

@@ -11,16 +11,21 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-import torch
 from torch import Tensor, nn
 
 from megatron.model import layout
 from megatron.model.activations import get_activation
+from megatron.model.attention_kernels import (
+    Scores,
+    alibi_slopes,
+    attend_causally,
+    attend_to_cache,
+)
 from megatron.model.kv_cache import KVCache
-from megatron.model.norms import build_norm
+from megatron.model.norms import build_norm, build_query_key_norms
 from megatron.model.positional_embeddings import Angles, RotaryTable
 from megatron.model.segments import Segments, attend_within
-from megatron.model.split_heads import split_heads
+from megatron.model.split_heads import Norms, split_heads
 from megatron.mpu.context import to_own_tokens, to_whole_sequences
 from megatron.mpu.groups import ParallelGroups
 from megatron.mpu.layers import (
@@ -29,7 +34,6 @@ from megatron.mpu.layers import (
     RowParallelLinear,
     divide,
 )
-from megatron.mpu.matmul import attend
 from megatron.mpu.random import dropout_between_layers, own_draws
 from megatron.neox_arguments.sections import ModelArgs
 
@@ -52,10 +56,16 @@ class SelfAttention(nn.Module):
         self.attending = (self.heads // context, max(1, self.kv_heads // context))
         self.dropout = model.attention_dropout
         self.rotary = rotary
-        width = model.num_attention_heads * model.head_dim
-        bias = model.use_bias_in_attn_linear
-        self.query_key_value = _query_key_value(model, groups, bias)
-        self.dense = RowParallelLinear(width, model.hidden_size, groups=groups, bias=bias)
+        self.scores = Scores(model.window_of(number), self._slopes(model))
+        self.query_key_value = _query_key_value(model, groups, model.qkv_has_bias)
+        for name, norm in build_query_key_norms(model, groups=groups).items():
+            self.add_module(name, norm)
+        self.dense = RowParallelLinear(
+            model.attention_width,
+            model.hidden_size,
+            groups=groups,
+            bias=model.use_bias_in_attn_linear,
+        )
 
     def forward(
         self,
@@ -70,24 +80,42 @@ class SelfAttention(nn.Module):
             parts = layout.by_context_rank(fused, self.heads, self.kv_heads, self.context_size)
             fused = to_whole_sequences(parts, self.groups)
         angles = self._angles(fused, positions)
-        query, key, value = split_heads(fused, *self.attending, angles)
-        mask = None
+        query, key, value = split_heads(fused, *self.attending, angles, self._norms())
         if cache is not None:
             assert positions is not None, "a cache needs to know the tokens' positions"
             key, value = cache.extend(self.number, key, value, positions)
-            slots = torch.arange(cache.length, device=x.device)
-            mask = (slots <= positions.unsqueeze(-1)).unsqueeze(1)  # [b, 1, s, t]
         dropout = self.dropout if self.training else 0.0
         with own_draws(self.groups) if dropout else nullcontext():
-            if segments is None:
-                out = attend(query, key, value, mask=mask, causal=mask is None, dropout=dropout)
+            if cache is not None:
+                assert positions is not None
+                assert segments is None, "a cache holds one text a row"
+                out = attend_to_cache(query, key, value, self.scores, positions)
+            elif segments is None:
+                out = attend_causally(query, key, value, self.scores, dropout=dropout)
             else:
-                assert cache is None, "a cache holds one text a row"
-                out = attend_within(segments, query, key, value, dropout=dropout)
+                out = attend_within(
+                    segments, query, key, value, scores=self.scores, dropout=dropout
+                )
         out = out.transpose(1, 2).flatten(2)
         if self.context_size > 1:
             out = to_own_tokens(out, self.groups)
         return self.dense(out)  # type: ignore[no-any-return]
+
+    def _slopes(self, model: ModelArgs) -> tuple[float, ...] | None:
+        """ALiBi's, of the heads that this rank attends with."""
+        if model.pos_emb != "alibi":
+            return None
+        count = self.attending[0]
+        first = self.groups.get_model_parallel_rank() * self.heads
+        first += self.groups.get_context_parallel_rank() * count
+        return tuple(alibi_slopes(model.num_attention_heads)[first : first + count])
+
+    def _norms(self) -> Norms | None:
+        """What normalises queries, and what keys."""
+        children = dict(self.named_children())
+        if "qk_layernorm" in children:
+            return children["qk_layernorm"], children["qk_layernorm"]
+        return (children["q_norm"], children["k_norm"]) if "q_norm" in children else None
 
     def _angles(self, fused: Tensor, positions: Tensor | None) -> Angles | None:
         if self.rotary is None:
@@ -111,7 +139,7 @@ class MLP(nn.Module):
     def __init__(self, model: ModelArgs, *, groups: ParallelGroups) -> None:
         super().__init__()
         self.gated = model.is_gated
-        self.activation = get_activation(model.activation, tanh_gelu=model.bias_gelu_fusion)
+        self.activation = get_activation(model.activation, tanh_gelu=_has_tanh_gelu(model))
         rows = sum(layout.linear1_rows(model))
         bias = model.use_bias_in_mlp
         self.linear1 = ColumnParallelLinear(model.hidden_size, rows, groups=groups, bias=bias)
@@ -130,11 +158,17 @@ class MLP(nn.Module):
         return self.linear2(hidden)  # type: ignore[no-any-return]
 
 
+def _has_tanh_gelu(model: ModelArgs) -> bool:
+    if model.gelu_form is not None:
+        return model.gelu_form == "tanh"
+    return model.activation == "gelu" and model.bias_gelu_fusion
+
+
 class TransformerLayer(nn.Module):
     """Attention and MLP, one after the other or side by side, each behind its norm.
 
     Sequential: ``x += attention(norm1(x)); x += mlp(norm2(x))``. With ``gpt_j_residual``:
-    ``x + attention(norm1(x)) + mlp(norm2(x))``.
+    ``x + attention(norm1(x)) + mlp(norm2(x))``, and with ``gpt_j_tied`` too one norm for both.
 
     Args:
         model: the model's section of the configuration.
@@ -152,7 +186,9 @@ class TransformerLayer(nn.Module):
         self.dropout = model.hidden_dropout
         self.input_layernorm = build_norm(model, groups=groups)
         self.attention = SelfAttention(model, number, groups=groups, rotary=rotary)
-        self.post_attention_layernorm = build_norm(model, groups=groups)
+        self.post_attention_layernorm = (
+            None if model.gpt_j_tied else build_norm(model, groups=groups)
+        )
         self.mlp = MLP(model, groups=groups)
 
     def forward(
@@ -163,7 +199,10 @@ class TransformerLayer(nn.Module):
         segments: Segments | None = None,
     ) -> Tensor:
         """[b, s, h] -> [b, s, h]; see :meth:`GPT2Model.forward` for the others."""
-        attended = self._drop(self.attention(self.input_layernorm(x), cache, positions, segments))
+        normed = self.input_layernorm(x)
+        attended = self._drop(self.attention(normed, cache, positions, segments))
+        if self.post_attention_layernorm is None:
+            return x + attended + self._drop(self.mlp(normed))
         if self.parallel_residual:
             return x + attended + self._drop(self.mlp(self.post_attention_layernorm(x)))
         x = x + attended

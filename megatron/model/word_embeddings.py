@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megatron.model.norms import build_norm
+from megatron.model.positional_embeddings import sinusoids
 from megatron.mpu.collectives import part_of_sequence, shared_parameters
 from megatron.mpu.groups import ParallelGroups
 from megatron.mpu.layers import ColumnParallelLinear, VocabParallelEmbedding
@@ -27,11 +28,14 @@ class Embedding(nn.Module):
         super().__init__()
         self.groups = groups
         self.dropout = model.hidden_dropout
+        self.scale = model.embedding_scale
+        self.offset = model.opt_pos_emb_offset
+        self.has_sinusoids = model.pos_emb == "sinusoidal"
         self.word_embeddings = VocabParallelEmbedding(
             padded_vocab_size, model.hidden_size, groups=groups
         )
         self.position_embeddings = (
-            nn.Embedding(model.max_position_embeddings, model.hidden_size)
+            nn.Embedding(model.learned_positions, model.hidden_size)
             if model.pos_emb == "learned"
             else None
         )
@@ -43,16 +47,24 @@ class Embedding(nn.Module):
         sequence.
         """
         x: Tensor = self.word_embeddings(tokens)
-        if self.position_embeddings is not None:
+        if self.scale != 1.0:
+            x = x * self.scale
+        if self.position_embeddings is not None or self.has_sinusoids:
             length = tokens.size(1) * self.groups.get_context_parallel_world_size()
             if positions is None:
                 positions = torch.arange(length, device=tokens.device)
             mine = positions[..., part_of_sequence(length, self.groups)]
-            (table,) = shared_parameters(self.groups, self.position_embeddings.weight)
-            x = x + F.embedding(mine, table)
+            x = x + self._of_positions(mine, x)
         if self.training and self.dropout:
             x = dropout_between_layers(x, self.dropout, self.groups)
         return x
+
+    def _of_positions(self, positions: Tensor, x: Tensor) -> Tensor:
+        """What is added for ``positions`` [b, s] or [s]: [..., h], in the type of ``x``."""
+        if self.position_embeddings is None:
+            return sinusoids(positions, x.size(-1)).to(x.dtype)
+        (table,) = shared_parameters(self.groups, self.position_embeddings.weight)
+        return F.embedding(positions + self.offset, table)
 
 
 class EmbeddingCopy(nn.Module):

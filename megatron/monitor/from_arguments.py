@@ -86,14 +86,17 @@ def memory_of(
         num_layers=model.num_layers if num_layers is None else num_layers,
         in_flight=in_flight,
         hidden_size=model.hidden_size,
-        attention_width=model.num_attention_heads * model.head_dim // ranks,
+        attention_width=model.attention_width // ranks,
         # With fewer key/value heads than ranks each holds one; along the context axis of all tokens.
-        kv_size=max(context, model.kv_heads // ranks) * model.head_dim,
+        kv_size=max(context, model.kv_heads // ranks) * model.head_width,
         mlp_width=model.mlp_width // ranks,
         sequence_shards=ranks if args.parallelism.sequence_parallel else 1,
         gated=model.is_gated,
         vocab_size=padded_vocab_size,
         checkpoint_activations=checkpoint_activations,
+        checkpoint_num_layers=args.training.checkpoint_num_layers,
+        input_shards=ranks if args.recomputation.partition_activations else 1,
+        inputs_on_host=args.recomputation.checkpoint_in_cpu,
         optimizer_states=_optimizer_states(args),
         bucket_size=args.optim.zero_reduce_bucket_size or DEFAULT_BUCKET_SIZE,
         live_parameters=_live_parameters(args, parameters, padded_vocab_size),
@@ -139,10 +142,10 @@ def flops_a_token(model: ModelArgs, *, parameters: int, embedding_parameters: in
     return flops_per_token(
         matmul_parameters=parameters - embedding_parameters + tied,
         num_layers=model.num_layers,
-        attention_width=model.num_attention_heads * model.head_dim,
+        attention_width=model.attention_width,
         seq_length=model.seq_length,
     )
 
 
 def _position_parameters(model: ModelArgs) -> int:
-    return model.hidden_size * model.max_position_embeddings if model.pos_emb == "learned" else 0
+    return model.hidden_size * model.learned_positions

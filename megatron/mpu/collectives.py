@@ -81,6 +81,13 @@ def replicated_parameters(groups: ParallelGroups, *parameters: Tensor) -> tuple[
     return _sum_gradients(parameters, groups.get_kv_replica_group())
 
 
+def shared_by_heads(groups: ParallelGroups, *parameters: Tensor) -> tuple[Tensor, ...]:
+    """Parameters that all ranks hold whole and apply to their own heads: gradients are summed over ranks."""
+    if groups.get_model_parallel_world_size() == 1:
+        return parameters
+    return _sum_gradients(parameters, groups.get_model_parallel_group())
+
+
 def part_of_sequence(length: int, groups: ParallelGroups) -> slice:
     """The tokens, of a whole sequence of ``length``, that this rank holds between the parallel layers.
 
@@ -94,6 +101,25 @@ def part_of_sequence(length: int, groups: ParallelGroups) -> slice:
     assert length % size == 0, f"{size} ranks cannot share {length} tokens evenly"
     start = number * (length // size)
     return slice(start, start + length // size)
+
+
+def own_part(x: Tensor, groups: ParallelGroups) -> Tensor:
+    """This rank's part of what all model-parallel ranks hold: n numbers -> [ceil(n / size)], a copy.
+
+    The last parts are filled up with zeros. No gradient flows.
+    """
+    size, rank = groups.get_model_parallel_world_size(), groups.get_model_parallel_rank()
+    flat = x.detach().reshape(-1)
+    length = -(-flat.numel() // size)
+    own = flat[rank * length : (rank + 1) * length]
+    return torch.nn.functional.pad(own, (0, length - own.numel())).clone()
+
+
+def gather_parts(part: Tensor, shape: torch.Size, groups: ParallelGroups) -> Tensor:
+    """What :func:`own_part` took ``part`` of: [ceil(n / size)] -> ``shape`` of n numbers."""
+    whole = part.new_empty(groups.get_model_parallel_world_size() * part.numel())
+    _all_gather(whole, part, group=groups.get_model_parallel_group())
+    return whole[: shape.numel()].view(shape)
 
 
 class PendingSequence:

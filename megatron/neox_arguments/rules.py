@@ -20,7 +20,8 @@ from megatron.neox_arguments.nested_keys import NOT_DEEPSPEEDS
 from megatron.neox_arguments.pipe_partition import PartitionError, stage_layers
 from megatron.neox_arguments.problems import Problems, shown
 from megatron.neox_arguments.registry import KNOWN_KEYS, meant_key
-from megatron.neox_arguments.sections.model import ATTENTION_KINDS, expand_attention_config
+from megatron.neox_arguments.sections.attention import ATTENTION_KINDS, expand_attention_config
+from megatron.neox_arguments.sections.norms import NORMS_WITH_WEIGHTS
 from megatron.neox_arguments.zero_rules import (
     offloading_is_here,
     zero_options_are_here,
@@ -38,7 +39,6 @@ REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "seq_length")
 # Kinds of attention that GPT-NeoX has beside ATTENTION_KINDS.
 _KINDS_NOT_YET = frozenset(
     {
-        "local",
         "sparse_fixed",
         "sparse_variable",
         "bigbird",
@@ -103,15 +103,16 @@ def _check_world(args: NeoXArgs, merged: Merged, problems: Problems, world_size:
 # The model's shape.
 
 
-@_rule("hidden_size", "num_attention_heads")
+@_rule("hidden_size", "num_attention_heads", "head_dim")
 def _heads_fit(args: NeoXArgs) -> Iterator[Finding]:
     hidden, heads = args.model.hidden_size, args.model.num_attention_heads
     assert hidden
     assert heads
-    if hidden % heads:
+    if args.model.head_dim is None and hidden % heads:
         yield (
             "hidden_size",
-            f"{hidden} is no multiple of num_attention_heads {heads}: each head needs a whole width",
+            f"{hidden} is no multiple of num_attention_heads {heads}: each head needs a whole width "
+            "(or give head_dim)",
         )
 
 
@@ -139,17 +140,18 @@ def _positions_suffice(args: NeoXArgs) -> Iterator[Finding]:
         )
 
 
-@_rule("pos_emb", "rotary_pct", "hidden_size", "num_attention_heads")
+@_rule("pos_emb", "rotary_pct", "hidden_size", "num_attention_heads", "head_dim")
 def _rotary_is_even(args: NeoXArgs) -> Iterator[Finding]:
     model = args.model
     assert model.hidden_size
     assert model.num_attention_heads
-    if model.pos_emb != "rotary" or model.hidden_size % model.num_attention_heads:
+    whole = model.head_dim or model.hidden_size % model.num_attention_heads == 0
+    if model.pos_emb != "rotary" or not whole:
         return
     if model.rotary_dim < 2 or model.rotary_dim % 2:
         yield (
             "rotary_pct",
-            f"{model.rotary_pct:g} of the {model.head_dim} dimensions per head (hidden_size / "
+            f"{model.rotary_pct:g} of the {model.head_width} dimensions per head (head_dim, or hidden_size / "
             f"num_attention_heads) is {model.rotary_dim}; rotations need an even number from 2 on",
         )
 
@@ -165,6 +167,112 @@ def _one_mlp_width(args: NeoXArgs) -> Iterator[Finding]:
             "intermediate_size",
             f"{model.intermediate_size} is not expansion_factor {model.expansion_factor:g} x hidden_size "
             f"{model.hidden_size}: give one of the two",
+        )
+
+
+@_rule("attention_config", "sliding_window_width")
+def _windows_have_a_width(args: NeoXArgs) -> Iterator[Finding]:
+    config = args.model.attention_config
+    if args.model.sliding_window_width is None and config and "local" in str(config):
+        yield "attention_config", "local layers see a window: give sliding_window_width, in tokens"
+
+
+@_rule("gpt_j_tied", "gpt_j_residual")
+def _one_norm_needs_one_input(args: NeoXArgs) -> Iterator[Finding]:
+    if args.model.gpt_j_tied and not args.model.gpt_j_residual:
+        yield (
+            "gpt_j_tied",
+            "attention and MLP can share a norm where they have the same input: set gpt_j_residual: true",
+        )
+
+
+@_rule("pos_emb", "opt_pos_emb_offset", "hidden_size")
+def _tables_of_positions_fit(args: NeoXArgs) -> Iterator[Finding]:
+    model = args.model
+    if model.opt_pos_emb_offset and model.pos_emb != "learned":
+        yield "opt_pos_emb_offset", f"has a meaning with pos_emb: learned, found {model.pos_emb}"
+    if model.pos_emb == "sinusoidal" and model.hidden_size % 2:
+        yield (
+            "hidden_size",
+            f"{model.hidden_size} is odd: pos_emb: sinusoidal has a sine and a cosine each",
+        )
+
+
+@_rule("pos_emb", "rotary_scaling", "rotary_scaling_factor", "rotary_original_positions")
+def _rotations_can_be_scaled(args: NeoXArgs) -> Iterator[Finding]:
+    model, kind = args.model, args.model.rotary_scaling
+    if kind == "none":
+        return
+    if model.pos_emb != "rotary":
+        yield (
+            "rotary_scaling",
+            f"has a meaning with pos_emb: rotary, found {model.pos_emb}: take it out",
+        )
+    if model.rotary_scaling_factor < 1:
+        yield (
+            "rotary_scaling_factor",
+            f"{model.rotary_scaling_factor:g} is below 1: texts get longer",
+        )
+    if kind != "linear" and model.rotary_original_positions is None:
+        yield "rotary_original_positions", f"missing: rotary_scaling: {kind} follows from it"
+    if kind == "llama3" and model.rotary_low_freq_factor >= model.rotary_high_freq_factor:
+        yield (
+            "rotary_low_freq_factor",
+            f"{model.rotary_low_freq_factor:g} is not below rotary_high_freq_factor "
+            f"{model.rotary_high_freq_factor:g}",
+        )
+
+
+@_rule("norm_weight_offset", "norm")
+def _an_offset_needs_weights(args: NeoXArgs) -> Iterator[Finding]:
+    if args.model.norm_weight_offset and args.model.norm not in NORMS_WITH_WEIGHTS:
+        yield (
+            "norm_weight_offset",
+            f"is added to a norm's weights, which norm: {args.model.norm} does not have: take it out",
+        )
+
+
+@_rule("gelu_form", "activation")
+def _a_form_needs_gelu(args: NeoXArgs) -> Iterator[Finding]:
+    if args.model.gelu_form is not None and args.model.activation not in ("gelu", "geglu"):
+        yield (
+            "gelu_form",
+            f"has a meaning with activation: gelu and geglu, found {args.model.activation}: take it out",
+        )
+
+
+@_rule("qk_norm", "use_qk_layernorm", "norm", "num_attention_heads", "num_kv_heads")
+def _queries_and_keys_can_be_normalised(args: NeoXArgs) -> Iterator[Finding]:
+    model = args.model
+    key = "use_qk_layernorm" if model.use_qk_layernorm else "qk_norm"
+    if model.use_qk_layernorm and model.qk_norm == "head":
+        yield "qk_norm", "is head, but use_qk_layernorm: true means neox: keep one of the two"
+    elif model.qk_norm_kind == "neox" and model.norm != "layernorm":
+        yield (
+            key,
+            f"one norm over all heads (neox) is a layernorm, norm is {model.norm}: use qk_norm: head",
+        )
+    elif model.qk_norm_kind == "neox" and model.kv_heads != model.num_attention_heads:
+        yield (
+            key,
+            f"one norm over all heads (neox) needs as many key heads as query heads, num_kv_heads is "
+            f"{model.kv_heads} of {model.num_attention_heads}: use qk_norm: head",
+        )
+    elif model.qk_norm_kind == "head" and model.norm not in NORMS_WITH_WEIGHTS:
+        yield (
+            key,
+            f"a norm of each head has weights, norm: {model.norm} has none of that form: use layernorm or "
+            "rmsnorm, or qk_norm: none",
+        )
+
+
+@_rule("qk_norm", "use_qk_layernorm", "context_parallel_size")
+def _all_heads_are_here(args: NeoXArgs) -> Iterator[Finding]:
+    if args.model.qk_norm_kind == "neox" and args.parallelism.context_parallel_size > 1:
+        yield (
+            "context_parallel_size",
+            "each rank attends with some heads, and one norm over all heads (qk_norm: neox) needs them "
+            "all: use qk_norm: head, or model_parallel_size",
         )
 
 
@@ -249,7 +357,7 @@ def _tensor_parallel_ranks_share_evenly(args: NeoXArgs) -> Iterator[Finding]:
     model, ranks = args.model, args.parallelism.model_parallel_size
     assert model.num_attention_heads
     assert model.hidden_size
-    if model.hidden_size % model.num_attention_heads:
+    if model.head_dim is None and model.hidden_size % model.num_attention_heads:
         return  # _heads_fit says so
     for key, size, what in (
         ("num_attention_heads", model.num_attention_heads, "the attention heads"),
@@ -434,8 +542,11 @@ def _blends_are_whole(args: NeoXArgs) -> Iterator[Finding]:
 
 @_rule("reset_position_ids", "pos_emb")
 def _positions_are_there(args: NeoXArgs) -> Iterator[Finding]:
-    if args.data.reset_position_ids and args.model.pos_emb == "none":
-        yield "reset_position_ids", "pos_emb is none: there are no positions to reset, take it out"
+    if args.data.reset_position_ids and args.model.pos_emb in ("none", "alibi"):
+        yield (
+            "reset_position_ids",
+            f"pos_emb is {args.model.pos_emb}: there are no positions to reset, take it out",
+        )
 
 
 @_rule("data_local_cache_dir", "data_local_cache_limit_gb")
@@ -470,6 +581,16 @@ def _there_is_something_to_load(args: NeoXArgs) -> Iterator[Finding]:
         yield "finetune", "is true, but there are no weights to start from: load is not given"
     if settings.iteration is not None:
         yield "iteration", f"found {settings.iteration}, but load is not given"
+
+
+@_rule("reshape_on_load", "use_node_local_storage", "checkpoint")
+def _all_parts_are_in_reach(args: NeoXArgs) -> Iterator[Finding]:
+    if args.checkpointing.reshape_on_load and args.checkpointing.use_node_local_storage:
+        yield (
+            "reshape_on_load",
+            "reads the parts that all ranks saved, and use_node_local_storage says that each node has only "
+            "its own: copy them into one folder that all nodes see, then set that to false",
+        )
 
 
 @_rule("text_gen_type", "sample_input_file")
@@ -513,6 +634,18 @@ def _deepspeed_options_are_here(args: NeoXArgs) -> Iterator[Finding]:
                 yield f"{group}.{key}", "is not supported yet: take it out"
 
 
+@_rule("bf16", "precision")
+def _gradients_are_checked(args: NeoXArgs) -> Iterator[Finding]:
+    if args.model.precision != "bfloat16":
+        return
+    if (args.ds.bf16 or {}).get("check_grad_overflow") is False:
+        yield (
+            "bf16.check_grad_overflow",
+            "is false: gradients that are no numbers would be put into the weights before anyone sees "
+            "them: take it out",
+        )
+
+
 @_rule("fp16", "loss_scale", "dynamic_loss_scale")
 def _the_loss_scale_is_fixed_or_dynamic(args: NeoXArgs) -> Iterator[Finding]:
     scaling = args.loss_scaling
@@ -541,6 +674,7 @@ def _notes(args: NeoXArgs) -> Iterator[str]:
     model = args.model
     if args.parallelism.sequence_parallel and args.parallelism.model_parallel_size == 1:
         yield "ignored: sequence_parallel (there is one tensor-parallel rank)"
+    yield from _notes_on_recomputation(args)
     scaling = args.ds.fp16 or {}
     if model.precision != "fp16" and "enabled" not in scaling:
         asked = [key for key, value in scaling.items() if value != _LOSS_SCALING.get(key)]
@@ -555,3 +689,19 @@ def _notes(args: NeoXArgs) -> Iterator[str]:
         yield "ignored: allow_chopped (pack_impl: packed cuts documents wherever a sample ends)"
     if model.bias_gelu_fusion and model.activation != "gelu":
         yield f"ignored: bias_gelu_fusion (activation is {model.activation})"
+    elif model.bias_gelu_fusion and model.gelu_form is not None:
+        yield f"ignored: bias_gelu_fusion (gelu_form is {model.gelu_form})"
+
+
+def _notes_on_recomputation(args: NeoXArgs) -> Iterator[str]:
+    asked = [
+        key
+        for key in ("partition_activations", "checkpoint_in_cpu")
+        if getattr(args.recomputation, key)
+    ]
+    if asked and not args.training.checkpoint_activations:
+        yield f"ignored: {', '.join(asked)} (checkpoint_activations is false: nothing is recomputed)"
+    elif "partition_activations" in asked and args.parallelism.model_parallel_size == 1:
+        yield "ignored: partition_activations (there is one tensor-parallel rank)"
+    elif "partition_activations" in asked and args.parallelism.sequence_parallel:
+        yield "ignored: partition_activations (sequence_parallel has split the activations already)"

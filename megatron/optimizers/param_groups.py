@@ -1,4 +1,4 @@
-"""Which parameters decay: matrices do, vectors (biases, norm weights) do not."""
+"""Which parameters decay: matrices do; biases and norm weights, one of which is a matrix, do not."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TypedDict
 
 from torch import nn
 
+from megatron.model.layout import decays
 from megatron.runtime.partitioned import whole_shape
 
 
@@ -26,9 +27,9 @@ def weight_decay_groups(model: nn.Module, weight_decay: float) -> list[ParamGrou
     """
     decay: list[nn.Parameter] = []
     keep: list[nn.Parameter] = []
-    for parameter in model.parameters():
+    for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            (decay if len(whole_shape(parameter)) >= 2 else keep).append(parameter)
+            (decay if decays(name, whole_shape(parameter)) else keep).append(parameter)
     groups: list[ParamGroup] = [
         {"params": decay, "weight_decay": weight_decay, "name": "decay"},
         {"params": keep, "weight_decay": 0.0, "name": "no_decay"},

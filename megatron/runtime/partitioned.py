@@ -83,9 +83,11 @@ def register_borrowed(borrower: nn.Module, parameter: nn.Parameter) -> None:
         deepspeed.zero.register_external_parameter(borrower, parameter)
 
 
+def rank_among_holders(parameter: Tensor) -> int:
+    """This rank's number among those that share out a partitioned ``parameter``."""
+    return dist.get_rank(parameter.ds_process_group)  # type: ignore[attr-defined]
+
+
 def is_first_holder(parameters: Iterable[Tensor]) -> bool:
     """Whether this rank is the first of those that share out partitioned ``parameters``."""
-    return all(
-        dist.get_rank(p.ds_process_group) == 0  # type: ignore[attr-defined]
-        for p in parameters
-    )
+    return all(rank_among_holders(parameter) == 0 for parameter in parameters)

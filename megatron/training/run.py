@@ -8,6 +8,7 @@ from typing import Any
 
 from megatron.checkpointing import (
     CheckpointInfo,
+    Reshaping,
     check_save_folder,
     claimed_save_folder,
     find_checkpoint,
@@ -171,6 +172,7 @@ def _load(
             found,
             model_rank=parts.groups.get_model_parallel_rank(),
             model_parallel_size=parts.groups.get_model_parallel_world_size(),
+            model=args.model,
             engine=engine,
             world=parts.world,
         )
@@ -182,7 +184,11 @@ def _load(
     note_other_batch(found, batch)
     check_same_schedule(found, build_schedule(args), args.lr_schedule)
     stored = load_checkpoint(
-        engine, found, world=parts.world, load_optim=not args.checkpointing.no_load_optim
+        engine,
+        found,
+        world=parts.world,
+        load_optim=not args.checkpointing.no_load_optim,
+        reshaping=Reshaping(args.model, parts.groups, args.checkpointing.reshape_on_load),
     )
     state = RunState.from_dict(stored)
     log.info(

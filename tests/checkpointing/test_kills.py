@@ -40,12 +40,17 @@ class FakeEngine:
 
     dp_world_size = mp_world_size = 1
     save_zero_checkpoint = False
+    save_non_zero_checkpoint = True
+    pipeline_parallelism = False
 
     def __init__(self) -> None:
         self.checkpoint_engine: Any = object()
 
     def zero_optimization_stage(self) -> int:
         return 0
+
+    def use_node_local_storage(self) -> bool:
+        return False
 
     def bfloat16_enabled(self) -> bool:
         return False

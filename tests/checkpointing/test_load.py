@@ -18,6 +18,7 @@ from tests.checkpointing.folders_on_disk import make_manifest
 SAVED = EngineFacts(
     world_size=2, data_parallel_size=2, model_parallel_size=1, zero_stage=1, precision="bfloat16"
 )
+RESHAPE = "python tools/ckpts/reshard.py --load /x --iteration 5 --save /x-whole"
 
 
 loss_scaler = deepspeed.runtime.fp16.loss_scaler
@@ -41,7 +42,10 @@ class FakeEngine:
     def __init__(self, facts: EngineFacts) -> None:
         self.facts = facts
         self.dp_world_size = facts.data_parallel_size
-        self.mp_world_size = facts.model_parallel_size
+        # To DeepSpeed all ranks of a pipeline are model-parallel.
+        self.mp_world_size = facts.model_parallel_size * max(1, facts.pipe_parallel_size)
+        self.pipeline_parallelism = facts.pipe_parallel_size > 0
+        self.module = SimpleNamespace(num_stages=facts.pipe_parallel_size)
         self.asked: list[Any] = []
         self.global_steps = 0
         self.found: str | None = "path"
@@ -82,24 +86,26 @@ def load(now: EngineFacts, load_optim: bool = True, step: int = 5, **manifest: A
 
 
 @pytest.mark.parametrize(
-    ("changes", "saved", "says"),
+    ("changes", "saved", "says", "remedy"),
     [
         (
             {"data_parallel_size": 4},
             {},
             "data_parallel_size x context_parallel_size 2, this run has 4",
+            RESHAPE,
         ),
-        ({"zero_stage": 2}, {}, "zero_stage 1, this run has 2"),
-        ({"precision": "fp32"}, {}, "precision bfloat16, this run has fp32"),
-        ({}, {"has_optimizer": False}, "no optimizer state"),
+        ({"zero_stage": 2}, {}, "zero_stage 1, this run has 2", RESHAPE),
+        ({"precision": "fp32"}, {}, "precision bfloat16, this run has fp32", RESHAPE),
+        ({}, {"has_optimizer": False}, "no optimizer state", "no_load_optim: true"),
     ],
 )
 def test_what_the_optimizer_state_depends_on(
-    changes: dict[str, Any], saved: dict[str, Any], says: str
+    changes: dict[str, Any], saved: dict[str, Any], says: str, remedy: str
 ) -> None:
     with pytest.raises(CheckpointError, match=says) as caught:
         load(replace(SAVED, **changes), **saved)
-    assert "no_load_optim: true" in str(caught.value)
+    assert remedy in str(caught.value)
+    assert ("reshape_on_load: true" in str(caught.value)) == (remedy == RESHAPE)
     engine = load(replace(SAVED, **changes), load_optim=False, **saved)
     assert engine.asked == [("/x", "global_step5", False)]
 
@@ -112,8 +118,9 @@ def test_without_zero_any_number_of_data_ranks_will_do() -> None:
 
 @pytest.mark.parametrize("load_optim", [True, False])
 def test_split_weights_need_the_same_split(load_optim: bool) -> None:
-    with pytest.raises(CheckpointError, match="model_parallel_size 1\n  expected: 2"):
+    with pytest.raises(CheckpointError, match="model_parallel_size 1, this run has 2") as caught:
         load(replace(SAVED, model_parallel_size=2), load_optim)
+    assert RESHAPE in str(caught.value)
 
 
 def test_what_deepspeed_makes_of_it_is_checked() -> None:
@@ -150,3 +157,8 @@ def test_a_foreign_checkpoint_does_not_get_there() -> None:
     with pytest.raises(CheckpointError, match="finetune: true"):
         load_checkpoint(engine, CheckpointInfo(Path("/x/global_step5"), 5, None), world=World())
     assert engine.asked == []
+
+
+def test_another_number_of_stages_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="pipe_parallel_size 0, this run has 2"):
+        load(replace(SAVED, pipe_parallel_size=2))

@@ -41,7 +41,7 @@ def on_two_nodes(world: World, shared: str) -> dict[str, Any]:
     empty = own if world.rank == 0 else Path(shared) / "empty"
     seen["one empty"] = error_of(lambda: find_checkpoint(empty, world=world))
     # The mistake: private disks, and nobody says so.
-    with mock.patch("megatron.checkpointing.save.VISIBILITY_TIMEOUT", 0.2):
+    with mock.patch("megatron.checkpointing.publishing.VISIBILITY_TIMEOUT", 0.2):
         seen["not said"] = error_of(lambda: save(engine, world, own / "plain", 4))
     seen["left"] = list((own / "plain").iterdir()) if (own / "plain").exists() else []
     return seen

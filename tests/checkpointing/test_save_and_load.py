@@ -63,7 +63,7 @@ def disk_full_for(world: World, name_part: str, ranks: tuple[int, ...] = (0, 1))
     with (
         mock.patch.object(durable, "new_file", new_file),
         mock.patch.object(deepspeed_files, "new_file", new_file),
-        mock.patch("megatron.checkpointing.save.new_file", new_file),
+        mock.patch("megatron.checkpointing.publishing.new_file", new_file),
     ):
         yield
 

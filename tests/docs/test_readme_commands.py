@@ -103,6 +103,8 @@ CHANGED = {
     "./deepy.py train.py my.yml --set train_iters=2000": Change(
         _set(exit_interval=6, eval_iters=1), makes=("checkpoints/mine/global_step6/manifest.json",)
     ),
+    "python tools/ckpts/reshard.py": Change(makes=("checkpoints/whole/latest",)),
+    "./deepy.py train.py my.yml --set load=checkpoints/whole": Change(check=True),
     "./deepy.py eval.py my.yml --iteration 750": Change(check=True),
     "./deepy.py train.py my.yml --set finetune=true": Change(check=True),
     "./deepy.py train.py my.yml --set load=checkpoints/other": Change(check=True),

@@ -23,6 +23,8 @@ TOKENIZER = build_tokenizer("CharLevelTokenizer", None, None)
 class Uniform(nn.Module):
     """Every id is as likely as any other: the loss is log(vocabulary) whatever the text."""
 
+    is_first = is_last = reads_data = True
+
     def forward(self, tokens: Tensor) -> Tensor:
         return torch.zeros(*tokens.shape, 512)
 

@@ -43,6 +43,8 @@ def texts(samples: list[Sample]) -> list[str]:
 class Scripted(torch.nn.Module):
     """Stands in for a model: after position p it wants token ``script[p]``, whatever was read."""
 
+    is_first = is_last = True
+
     def __init__(self, script: list[int], max_positions: int = 32, vocab: int = VOCAB) -> None:
         super().__init__()
         self.script, self.max_positions, self.vocab = script, max_positions, vocab

@@ -253,3 +253,18 @@ def test_it_takes_no_torch_and_less_than_a_second() -> None:
     subprocess.run(
         command, cwd=ROOT, env=environment(), check=True, timeout=60, stdout=subprocess.DEVNULL
     )
+
+
+def test_a_pipeline_is_described_and_too_few_micro_batches_looked_at(page: Any) -> None:
+    lines = page(pipe_parallel_size=2, num_gpus=2, gradient_accumulation_steps=1)
+    assert (
+        "pipeline 2 stages of 1 transformer layers; with 1 micro-batches a step each waits 50% of the time"
+        in lines
+    )
+    assert any("a rank of the largest stage beside the program" in line for line in lines)
+    assert any(
+        "gradient_accumulation_steps: 1 micro-batches cannot keep 2 pipeline stages" in line
+        for line in lines
+    )
+    lines = page(pipe_parallel_size=2, num_gpus=2, gradient_accumulation_steps=8)
+    assert not any("cannot keep" in line for line in lines)

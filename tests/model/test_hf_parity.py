@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import transformers
@@ -206,3 +209,154 @@ def test_learned_positions_as_gpt2() -> None:
     assert_same_gradient(
         ours, "sequential.0.position_embeddings.weight", theirs, "transformer.wpe.weight"
     )
+
+
+def copy_with_heads(ours: GPT2Model, theirs: nn.Module) -> None:
+    """Our weights in the names that Llama, Qwen, Gemma and Mistral share."""
+    args = ours.model_args
+    n, k, d = args.num_attention_heads, args.kv_heads, args.head_width
+    renamed: dict[str, Tensor] = {}
+    for name, tensor in ours.state_dict().items():
+        number, _, rest = name.removeprefix("sequential.").partition(".")
+        module, _, kind = rest.rpartition(".")
+        layer = f"model.layers.{int(number) - 2}"
+        if module == "attention.query_key_value":
+            by_head = tensor.view(n + 2 * k, d, *tensor.shape[1:])
+            for letter, part in zip("qkv", by_head.split([n, k, k]), strict=True):
+                renamed[f"{layer}.self_attn.{letter}_proj.{kind}"] = part.flatten(0, 1)
+        elif module == "mlp.linear1":
+            up, gate = tensor.chunk(2)
+            renamed[f"{layer}.mlp.up_proj.weight"] = up
+            renamed[f"{layer}.mlp.gate_proj.weight"] = gate
+        else:
+            place = {
+                "word_embeddings": "model.embed_tokens",
+                "norm": "model.norm",
+                "final_linear": "lm_head",
+                "attention.dense": f"{layer}.self_attn.o_proj",
+                "attention.q_norm": f"{layer}.self_attn.q_norm",
+                "attention.k_norm": f"{layer}.self_attn.k_norm",
+                "mlp.linear2": f"{layer}.mlp.down_proj",
+                "input_layernorm": f"{layer}.input_layernorm",
+                "post_attention_layernorm": f"{layer}.post_attention_layernorm",
+            }[module]
+            renamed[f"{place}.weight"] = tensor
+    load(theirs, renamed)
+
+
+# What the configurations of these families have in common, on either side.
+THEIRS: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 16,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+}
+OURS: dict[str, Any] = {
+    "norm": "rmsnorm",
+    "rms_norm_epsilon": 1e-6,
+    "activation": "swiglu",
+    "intermediate_size": 144,
+    "num_kv_heads": 2,
+    "use_bias_in_attn_linear": False,
+    "use_bias_in_mlp": False,
+    "rotary_emb_base": 500,
+}
+
+
+def qwen2() -> tuple[GPT2Model, nn.Module]:
+    theirs = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**THEIRS))
+    return tiny_model(VOCAB, **OURS, use_bias_in_qkv=True, no_weight_tying=True), theirs
+
+
+def qwen3() -> tuple[GPT2Model, nn.Module]:
+    theirs = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**THEIRS, head_dim=12))
+    return tiny_model(VOCAB, **OURS, qk_norm="head", head_dim=12, no_weight_tying=True), theirs
+
+
+def gemma() -> tuple[GPT2Model, nn.Module]:
+    """Its norms multiply by 1 + weight, its embeddings enter scaled, its MLP has the tanh form of gelu."""
+    theirs = transformers.GemmaForCausalLM(
+        transformers.GemmaConfig(
+            **THEIRS, head_dim=16, pad_token_id=None, hidden_activation="gelu_pytorch_tanh"
+        )
+    )
+    ours = tiny_model(
+        VOCAB,
+        **{**OURS, "activation": "geglu"},
+        gelu_form="tanh",
+        head_dim=16,
+        norm_weight_offset=1.0,
+        embedding_scale=32**0.5,
+    )
+    return ours, theirs
+
+
+def mistral() -> tuple[GPT2Model, nn.Module]:
+    config = transformers.MistralConfig(**THEIRS, head_dim=8, sliding_window=5)
+    theirs = transformers.MistralForCausalLM(config)
+    return tiny_model(VOCAB, **OURS, sliding_window_width=5, no_weight_tying=True), theirs
+
+
+@pytest.mark.parametrize("family", [qwen2, qwen3, gemma, mistral])
+def test_families_with_heads_of_their_own(
+    family: Callable[[], tuple[GPT2Model, nn.Module]],
+) -> None:
+    ours, theirs = family()
+    shake(ours)
+    copy_with_heads(ours, theirs.eval())
+    assert_same(ours, theirs)
+    for our_name, their_name in {
+        "sequential.0.word_embeddings.weight": "model.embed_tokens.weight",
+        "sequential.2.attention.dense.weight": "model.layers.0.self_attn.o_proj.weight",
+        "sequential.3.input_layernorm.scale": "model.layers.1.input_layernorm.weight",
+        "sequential.3.mlp.linear2.weight": "model.layers.1.mlp.down_proj.weight",
+    }.items():
+        assert_same_gradient(ours, our_name, theirs, their_name)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ({"rotary_scaling": "linear"}, {"rope_type": "linear"}),
+        (
+            {"rotary_scaling": "llama3", "rotary_original_positions": 64},
+            {
+                "rope_type": "llama3",
+                "original_max_position_embeddings": 64,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+            },
+        ),
+        (
+            {"rotary_scaling": "yarn", "rotary_original_positions": 64, "rotary_beta_fast": 8.0},
+            {"rope_type": "yarn", "original_max_position_embeddings": 64, "beta_fast": 8.0},
+        ),
+    ],
+    ids=["linear", "llama3", "yarn"],
+)
+def test_scaled_rotations(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """Heads 32 wide, so that there are frequencies of all three kinds."""
+    rope = {"rope_theta": 500.0, "factor": 4.0, **theirs}
+    config = transformers.LlamaConfig(
+        **{**THEIRS, "max_position_embeddings": 256, "rope_parameters": rope}, head_dim=32
+    )
+    model = tiny_model(
+        VOCAB,
+        **OURS,
+        **ours,
+        rotary_scaling_factor=4.0,
+        max_position_embeddings=256,
+        head_dim=32,
+        no_weight_tying=True,
+    )
+    shake(model)
+    reference = transformers.LlamaForCausalLM(config).eval()
+    copy_with_heads(model, reference)
+    assert_same(model, reference)
+    name = "sequential.2.attention.dense.weight"
+    assert_same_gradient(model, name, reference, "model.layers.0.self_attn.o_proj.weight")

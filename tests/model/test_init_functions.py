@@ -34,6 +34,7 @@ def wide(init: str, output: str, seed: int = 7, **changes: object) -> dict[str, 
         ("scaled_normal", 0.02 / math.sqrt(2 * L)),
         ("small_init", math.sqrt(2 / (5 * H))),
         ("wang_init", 2 / (L * math.sqrt(H))),
+        ("single_residual_scaled_normal", 0.02 / math.sqrt(L)),
     ],
 )
 def test_scheme(scheme: str, expected: float) -> None:
@@ -122,3 +123,27 @@ def test_the_callers_generator_is_left_alone() -> None:
     before = torch.get_rng_state()
     tiny_model()
     assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("scheme", ["xavier_normal", "xavier_uniform"])
+def test_xavier_goes_by_inputs_and_outputs(scheme: str) -> None:
+    got = wide(scheme, scheme)
+    for name, sides in (
+        ("sequential.3.attention.query_key_value.weight", 3 * H + H),
+        ("sequential.3.mlp.linear2.weight", 4 * H + H),
+    ):
+        weight, deviation = got[name], math.sqrt(2 / sides)
+        assert weight.std().item() == pytest.approx(deviation, rel=0.03)
+        beyond = (weight.abs() > math.sqrt(3) * deviation).float().mean().item()
+        # Of a normal distribution 8.3 % lie there; of a uniform one, none.
+        assert beyond == pytest.approx(0.083 if scheme == "xavier_normal" else 0.0, abs=0.01)
+
+
+@pytest.mark.parametrize(("scheme", "length"), [("orthogonal", 2.0), ("scaled_orthogonal", 2 / L)])
+def test_orthogonal_rows_or_columns(scheme: str, length: float) -> None:
+    got = wide(scheme, scheme)
+    wide_one, tall = got["sequential.3.mlp.linear2.weight"], got["sequential.3.mlp.linear1.weight"]
+    assert wide_one.shape == (H, 4 * H)
+    expected = length * torch.eye(H)
+    torch.testing.assert_close(wide_one @ wide_one.T, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(tall.T @ tall, expected, rtol=0, atol=1e-5)

@@ -51,15 +51,16 @@ def problems(**changes: Any) -> list[str]:
         ({"norm": "rms"}, 'norm: found "rms", expected one of layernorm, rmsnorm'),
         (
             {"norm": "layer_norm"},
-            'norm: found "layer_norm", expected one of layernorm, rmsnorm; did you mean',
+            'norm: found "layer_norm", expected one of layernorm, rmsnorm, non_parametric_layernorm, '
+            "scalenorm; did you mean layernorm?",
         ),
         (
-            {"norm": "scalenorm"},
-            "norm: scalenorm is not supported yet; choose one of layernorm, rmsnorm",
+            {"norm": "te_rmsnorm"},
+            "norm: te_rmsnorm is not supported yet; choose one of layernorm, rmsnorm",
         ),
         (
-            {"pos_emb": "alibi"},
-            "pos_emb: alibi is not supported yet; choose one of learned, rotary, none",
+            {"pos_emb": "rpe"},
+            "pos_emb: rpe is not supported yet; choose one of learned, rotary, sinusoidal",
         ),
         ({"data_impl": "lazy"}, 'data_impl: found "lazy", expected one of infer, mmap, cached'),
         (

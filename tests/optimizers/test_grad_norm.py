@@ -21,6 +21,12 @@ class OneRank:
     def get_model_parallel_group(self) -> None:
         return None
 
+    def get_pipe_parallel_world_size(self) -> int:
+        return 1
+
+    def get_pipe_parallel_group(self) -> None:
+        return None
+
 
 def parameter(*grad: float, sharded: bool = False) -> nn.Parameter:
     p = nn.Parameter(torch.zeros(len(grad)))
@@ -43,3 +49,9 @@ def test_replicated_parameters_count_on_the_first_model_rank_only() -> None:
 def test_nan_and_nothing() -> None:
     assert math.isnan(global_grad_norm([parameter(float("nan")), parameter(1.0)], OneRank()))
     assert global_grad_norm([nn.Parameter(torch.zeros(2))], OneRank()) == 0.0
+
+
+def test_a_copy_in_another_pipeline_stage_counts_once() -> None:
+    copy = parameter(3.0)
+    copy.ds_pipe_replicated = True  # type: ignore[attr-defined]
+    assert global_grad_norm([parameter(4.0), copy], OneRank()) == 4.0

@@ -65,16 +65,19 @@ class Layout:
 
 @dataclass(frozen=True)
 class Variant:
-    """Attributes: ``kv_heads`` of 4 heads, own weights of the head (``untied``), ``parallel`` residual."""
+    """Attributes: ``kv_heads`` of 4 heads, own weights of the head (``untied``), ``parallel`` residual,
+    and what else the configuration says (``options``)."""
 
     kv_heads: int = 4
     untied: bool = True
     parallel: bool = False
     layers: int = 2
+    options: tuple[tuple[str, Any], ...] = ()
 
     def __str__(self) -> str:
         names = ("untied" if self.untied else "tied", "parallel" if self.parallel else "sequential")
-        return f"{self.kv_heads} kv, {', '.join(names)}"
+        more = [f"{key}={value}" for key, value in self.options]
+        return f"{self.kv_heads} kv, {', '.join([*names, *more])}"
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,7 @@ VARIANTS = [
 
 def train(world: World, place: Layout, variant: Variant, optimizer: str, **changes: Any) -> Trained:
     """Train :data:`STEPS` steps on random tokens that depend on nothing but the step."""
-    args = NeoXArgs.from_dict(_config(place, variant, optimizer) | changes, world_size=world.size)
+    args = NeoXArgs.from_dict(config_of(place, variant, optimizer) | changes, world_size=world.size)
     parts = build_parts(args, world)
     engine = build_engine(args, parts, build_model(args, parts, partitioned=True))
     engine.train()
@@ -150,7 +153,7 @@ def train(world: World, place: Layout, variant: Variant, optimizer: str, **chang
     )
     train_step = step_of(engine)
     results = [
-        train_step(engine, _batch(step, parts), settings, step=step, learning_rate=args.optim.lr)
+        train_step(engine, batch_of(step, parts), settings, step=step, learning_rate=args.optim.lr)
         for step in range(STEPS)
     ]
     return Trained(
@@ -160,7 +163,7 @@ def train(world: World, place: Layout, variant: Variant, optimizer: str, **chang
     )
 
 
-def _config(place: Layout, variant: Variant, optimizer: str) -> dict[str, Any]:
+def config_of(place: Layout, variant: Variant, optimizer: str) -> dict[str, Any]:
     # Rates at which 20 steps change a loss by a fifth or more.
     params: dict[str, dict[str, Any]] = {
         "Adam": {"lr": 3e-3, "betas": [0.9, 0.95], "eps": 1e-8},
@@ -187,6 +190,7 @@ def _config(place: Layout, variant: Variant, optimizer: str) -> dict[str, Any]:
             gradient_clipping=CLIPPING,
             init_method="small_init",
             min_lr=0.0,
+            **dict(variant.options),
         ).items()
         if key not in ("save", "load")
     }
@@ -208,7 +212,7 @@ def _zero(place: Layout) -> dict[str, Any]:
     return zero
 
 
-def _batch(step: int, parts: Parts) -> StepBatch:
+def batch_of(step: int, parts: Parts) -> StepBatch:
     """This rank's part of a step: two micro-batches of all ranks, a part of which each data rank reads,
     and each context rank a part of that.
     """

@@ -38,14 +38,17 @@ A key that does not work may always have its default, `null`, or be a group that
 
 
 def field_texts(cls: type[Any]) -> dict[str, str]:
-    """The text below each field of a section, from its source.
+    """The text below each field of a section and of the classes it is put together from.
 
     Raises:
         SystemExit: a field has none.
     """
+    texts: dict[str, str] = {}
+    for base in cls.__bases__:
+        if dataclasses.is_dataclass(base):
+            texts |= field_texts(base)
     definition = ast.parse(inspect.getsource(cls)).body[0]
     assert isinstance(definition, ast.ClassDef)
-    texts: dict[str, str] = {}
     for item, following in zip(definition.body, definition.body[1:], strict=False):
         if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
             is_text = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)

@@ -5,29 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+from megatron.neox_arguments.sections.attention import AttentionArgs, expand_attention_config
+from megatron.neox_arguments.sections.norms import NormArgs
+from megatron.neox_arguments.sections.positions import PositionArgs
 from megatron.neox_arguments.typed import (
     Dropout,
-    NotYet,
     PositiveFloat,
     PositiveInt,
     Range,
-    Share,
 )
 
-Init = Annotated[
-    Literal["normal", "scaled_normal", "small_init", "wang_init"],
-    NotYet(
-        (
-            "orthogonal",
-            "scaled_orthogonal",
-            "xavier_uniform",
-            "xavier_normal",
-            "single_residual_scaled_normal",
-        )
-    ),
+Init = Literal[
+    "normal",
+    "scaled_normal",
+    "orthogonal",
+    "scaled_orthogonal",
+    "xavier_uniform",
+    "xavier_normal",
+    "wang_init",
+    "small_init",
+    "single_residual_scaled_normal",
 ]
-GATED_ACTIVATIONS = frozenset({"swiglu"})
-ATTENTION_KINDS = frozenset({"global", "flash"})
+GATED_ACTIVATIONS = frozenset({"geglu", "reglu", "swiglu", "bilinear", "glu"})
 
 # Of sizes that are required, or follow from one that is: the checks let no object through in which
 # one is missing, so their type is that of a size. Until then, None stands for "not given".
@@ -35,7 +34,7 @@ _FILLED_IN: Any = None
 
 
 @dataclass(frozen=True)
-class ModelArgs:
+class ModelArgs(NormArgs, PositionArgs, AttentionArgs):
     """The dense decoder: sizes, norms, positions, residuals, biases, initialisation, dropout."""
 
     precision: Literal["fp32", "bfloat16", "fp16"] = "fp32"
@@ -46,7 +45,7 @@ class ModelArgs:
     """Transformer layers. Required."""
 
     hidden_size: PositiveInt = _FILLED_IN
-    """Width of the residual stream. Required; a multiple of `num_attention_heads`."""
+    """Width of the residual stream. Required; without `head_dim` a multiple of `num_attention_heads`."""
 
     intermediate_size: PositiveInt | None = None
     """Width of the MLP before gating rules: a gated activation takes two thirds of it, for both of its
@@ -61,6 +60,9 @@ class ModelArgs:
     num_attention_heads: PositiveInt = _FILLED_IN
     """Query heads. Required."""
 
+    head_dim: PositiveInt | None = None
+    """Width of one attention head. Default: `hidden_size` / `num_attention_heads`."""
+
     num_kv_heads: PositiveInt | None = None
     """Key and value heads; fewer than query heads is grouped-query attention. Default:
     `num_attention_heads`."""
@@ -71,64 +73,61 @@ class ModelArgs:
     max_position_embeddings: PositiveInt = _FILLED_IN
     """Positions that the model knows; at least `seq_length`. Default: `seq_length`."""
 
-    norm: Annotated[
-        Literal["layernorm", "rmsnorm"],
-        NotYet(("non_parametric_layernorm", "scalenorm", "te_rmsnorm", "te_layernorm")),
-    ] = "layernorm"
-    """Normalisation in front of each block and at the end."""
-
-    layernorm_epsilon: PositiveFloat = 1e-5
-    """Added to the variance by `norm: layernorm`."""
-
-    rms_norm_epsilon: PositiveFloat = 1e-8
-    """Added to the mean square by `norm: rmsnorm`."""
-
-    pos_emb: Annotated[
-        Literal["learned", "rotary", "none"], NotYet(("sinusoidal", "rpe", "alibi"))
-    ] = "learned"
-    """How positions enter: a learned table, rotations of queries and keys, or not at all."""
-
-    rotary_pct: Share = 1.0
-    """Share of each head that `pos_emb: rotary` rotates; must come out as an even number of dimensions."""
-
-    rotary_emb_base: PositiveInt = 10000
-    """Base of the rotary frequencies."""
-
     no_weight_tying: bool = False
     """true gives the output layer weights of its own; false shares the word embedding's."""
-
-    attention_config: tuple[Any, ...] | None = None
-    """Kind of attention per layer, as `[[[kinds...], repeats], ...]`; `global` and `flash` (the same
-    attention through the fused path) are here. Default: global everywhere."""
 
     make_vocab_size_divisible_by: PositiveInt = 128
     """The embedding has as many rows as the vocabulary rounded up to a multiple of this number times
     `model_parallel_size`."""
 
-    activation: Annotated[
-        Literal["gelu", "relu", "silu", "swiglu"],
-        NotYet(("geglu", "softsign", "swish", "mish", "reglu", "bilinear", "glu")),
+    activation: Literal[
+        "gelu",
+        "geglu",
+        "relu",
+        "softsign",
+        "swish",
+        "mish",
+        "silu",
+        "reglu",
+        "swiglu",
+        "bilinear",
+        "glu",
     ] = "gelu"
-    """Function inside the MLP. `swiglu` is gated: its first layer gives value and gate."""
+    """Function inside the MLP; `swish` is `silu`. Gated, with a first layer that gives value and gate, are
+    `geglu`, `reglu`, `swiglu`, `bilinear` and `glu`: gelu, relu, silu, nothing and the logistic function of
+    the gate, times the value."""
 
     bias_gelu_fusion: bool = False
     """Which form `activation: gelu` has: true the tanh form, false the erf form."""
 
+    gelu_form: Literal["erf", "tanh"] | None = None
+    """Form of gelu in `activation: gelu` and `geglu`. Default: `bias_gelu_fusion`'s for `gelu`, erf for
+    `geglu`."""
+
+    embedding_scale: PositiveFloat = 1.0
+    """Factor on word embeddings where they enter; sqrt(hidden_size) in Gemma. The head does not see it."""
+
     gpt_j_residual: bool = False
     """true computes attention and MLP side by side from the same input (each with its own norm)."""
 
-    use_bias_in_norms: bool = True
-    """Whether `norm: layernorm` has a bias. RMSNorm has none."""
+    gpt_j_tied: bool = False
+    """With `gpt_j_residual`: one norm for attention and MLP, `input_layernorm`."""
 
     use_bias_in_attn_linear: bool = True
     """Whether the linear layers of attention have biases."""
+
+    use_bias_in_qkv: bool | None = None
+    """Whether the projection to queries, keys and values has a bias. Default: `use_bias_in_attn_linear`."""
 
     use_bias_in_mlp: bool = True
     """Whether the linear layers of the MLP have biases."""
 
     init_method: Init = "normal"
-    """How weights are drawn: `normal` (`init_method_std`), `scaled_normal` (that, divided by
-    sqrt(2 x layers)), `small_init` (sqrt(2 / (5 x hidden))), `wang_init` (2 / (layers x sqrt(hidden)))."""
+    """How weights are drawn. Normal, of a deviation: `normal` (`init_method_std`), `scaled_normal` (that,
+    divided by sqrt(2 x layers)), `single_residual_scaled_normal` (by sqrt(layers)), `small_init`
+    (sqrt(2 / (5 x hidden))), `wang_init` (2 / (layers x sqrt(hidden))), `xavier_normal` (sqrt(2 / (inputs +
+    outputs))); `xavier_uniform` of that deviation; `orthogonal` with a gain of sqrt(2), and
+    `scaled_orthogonal` of sqrt(2 / layers)."""
 
     init_method_std: PositiveFloat = 0.02
     """Standard deviation of `normal` and, before scaling, `scaled_normal`."""
@@ -150,9 +149,20 @@ class ModelArgs:
         return bool(self.num_layers)
 
     @property
-    def head_dim(self) -> int:
+    def head_width(self) -> int:
         """Width of one attention head."""
-        return self.hidden_size // self.num_attention_heads
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def attention_width(self) -> int:
+        """Width of all query heads together."""
+        return self.num_attention_heads * self.head_width
+
+    @property
+    def qkv_has_bias(self) -> bool:
+        """Whether the projection to queries, keys and values has a bias."""
+        given = self.use_bias_in_qkv
+        return self.use_bias_in_attn_linear if given is None else given
 
     @property
     def kv_heads(self) -> int:
@@ -162,7 +172,7 @@ class ModelArgs:
     @property
     def rotary_dim(self) -> int:
         """Dimensions of a head that are rotated."""
-        return int(self.head_dim * self.rotary_pct) if self.pos_emb == "rotary" else 0
+        return int(self.head_width * self.rotary_pct) if self.pos_emb == "rotary" else 0
 
     @property
     def is_gated(self) -> bool:
@@ -192,6 +202,18 @@ class ModelArgs:
             return ("global",) * layers
         return expand_attention_config(self.attention_config, layers)
 
+    def window_of(self, layer: int) -> int | None:
+        """Tokens back that transformer layer ``layer`` sees, itself included; None for all."""
+        kinds = self.attention_kinds
+        return None if "local" in kinds and kinds[layer] != "local" else self.sliding_window_width
+
+    @property
+    def learned_positions(self) -> int:
+        """Rows of the learned table of positions."""
+        if self.pos_emb != "learned":
+            return 0
+        return self.max_position_embeddings + self.opt_pos_emb_offset
+
     def parameter_count(self, padded_vocab_size: int) -> int:
         """Trainable parameters of the whole model, over all ranks."""
         return sum(self.layer_parameter_counts(padded_vocab_size))
@@ -199,48 +221,40 @@ class ModelArgs:
     def layer_parameter_counts(self, padded_vocab_size: int) -> tuple[int, ...]:
         """Parameters of each entry of the layer list: embedding, a function, transformer layers, a
         function, final norm, head. A tied head has none of its own."""
-        h = self.hidden_size
-        norm = h * (2 if self.norm == "layernorm" and self.use_bias_in_norms else 1)
-        qkv = h + 2 * self.kv_heads * self.head_dim
-        attention = h * qkv + h * h + (qkv + h if self.use_bias_in_attn_linear else 0)
-        first = self.mlp_width * (2 if self.is_gated else 1)
-        mlp = h * first + self.mlp_width * h + (first + h if self.use_bias_in_mlp else 0)
-        head = padded_vocab_size * h if self.no_weight_tying else 0
+        norm = self.norm_parameter_count(self.hidden_size)
+        head = padded_vocab_size * self.hidden_size if self.no_weight_tying else 0
         embedding = self.embedding_parameter_count(padded_vocab_size)
-        blocks = (attention + mlp + 2 * norm,) * self.num_layers
-        return (embedding, 0, *blocks, 0, norm, head)
+        block = (
+            self._attention_parameter_count()
+            + self._mlp_parameter_count()
+            + self.norms_a_block * norm
+        )
+        return (embedding, 0, *(block,) * self.num_layers, 0, norm, head)
+
+    @property
+    def norms_a_block(self) -> int:
+        """Norms in front of attention and MLP."""
+        return 1 if self.gpt_j_tied else 2
+
+    def _attention_parameter_count(self) -> int:
+        h, width = self.hidden_size, self.attention_width
+        qkv = width + 2 * self.kv_heads * self.head_width
+        weights, biases = h * qkv + width * h, 0
+        biases += qkv if self.qkv_has_bias else 0
+        biases += h if self.use_bias_in_attn_linear else 0
+        norms = {
+            "none": 0,
+            "neox": self.norm_parameter_count(width),
+            "head": 2 * self.norm_parameter_count(self.head_width),
+        }
+        return weights + biases + norms[self.qk_norm_kind]
+
+    def _mlp_parameter_count(self) -> int:
+        h, width = self.hidden_size, self.mlp_width
+        first = width * (2 if self.is_gated else 1)
+        return h * first + width * h + (first + h if self.use_bias_in_mlp else 0)
 
     def embedding_parameter_count(self, padded_vocab_size: int) -> int:
         """Parameters of the tables that are looked up: of ids, and of learned positions."""
-        learned = self.max_position_embeddings if self.pos_emb == "learned" else 0
+        learned = self.learned_positions
         return self.hidden_size * (padded_vocab_size + learned)
-
-
-def expand_attention_config(config: tuple[Any, ...], num_layers: int) -> tuple[str, ...]:
-    """``[[[kinds...], repeats], ...]`` written out per layer; ``all`` repeats up to ``num_layers``.
-
-    Raises:
-        ValueError: it has another form, or does not come out at ``num_layers`` layers.
-    """
-    kinds: list[str] = []
-    for entry in config:
-        is_pair = isinstance(entry, tuple | list) and len(entry) == 2
-        if not is_pair or not isinstance(entry[0], tuple | list) or not entry[0]:
-            raise ValueError("expected [[[kinds...], repeats], ...], such as [[[global], 12]]")
-        pattern, repeats = entry
-        if not all(isinstance(kind, str) for kind in pattern):
-            raise ValueError("a kind of attention is a word, such as global")
-        if repeats == "all":
-            repeats = (num_layers - len(kinds)) // len(pattern)
-        if (
-            not isinstance(repeats, int)
-            or isinstance(repeats, bool)
-            or not 0 <= repeats <= num_layers
-        ):
-            raise ValueError(
-                f"repeats are a whole number up to num_layers, or all; found {repeats!r}"
-            )
-        kinds += list(pattern) * repeats
-    if len(kinds) != num_layers:
-        raise ValueError(f"describes {len(kinds)} layers, but num_layers is {num_layers}")
-    return tuple(kinds)

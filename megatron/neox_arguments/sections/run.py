@@ -92,6 +92,11 @@ class CheckpointingArgs:
     no_load_optim: bool = False
     """Leave the checkpoint's optimizer state alone."""
 
+    reshape_on_load: bool = False
+    """Fit a checkpoint of another layout (tensor-parallel, pipeline or data-parallel ranks, ZeRO stage,
+    precision) to this run when it is loaded. Otherwise it is refused, with the command that turns it into a
+    form for every layout; that form, and weights alone (`finetune`), need no such word."""
+
     no_save_rng: Annotated[bool, _NO_STATE] = False
     """Save no random-generator state."""
 

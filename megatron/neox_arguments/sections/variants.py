@@ -7,8 +7,6 @@ from typing import Annotated, Any, Literal
 
 from megatron.neox_arguments.typed import (
     Ignored,
-    NonNegativeInt,
-    PositiveFloat,
     PositiveInt,
     Refused,
 )
@@ -24,12 +22,6 @@ _WITH_RPE = Ignored("has a meaning with pos_emb: rpe only")
 class VariantArgs:
     """What takes the place of full attention, or of layers of their own."""
 
-    sliding_window_width: Annotated[PositiveInt | None, _NOT_YET] = None
-    """Tokens back that each token attends to, itself included. Default: all."""
-
-    use_qk_layernorm: Annotated[bool, _NOT_YET] = False
-    """Whether queries and keys are normalised before their product."""
-
     sparsity_config: Annotated[dict[str, Any] | None, _NOT_YET] = None
     """Blocks of DeepSpeed's sparse attention."""
 
@@ -41,22 +33,11 @@ class VariantArgs:
     )
     """Which layers share their weights."""
 
-    gpt_j_tied: Annotated[bool, _NOT_YET] = False
-    """With `gpt_j_residual`: one norm for attention and MLP."""
-
     soft_prompt_tuning: Annotated[dict[str, Any] | None, _NOT_YET] = None
     """Trainable embeddings in front of each sample, as a group with `enabled`."""
 
-    opt_pos_emb_offset: Annotated[NonNegativeInt, _NOT_YET] = 0
-    """Rows of a learned position table that are skipped, as in OPT."""
-
     output_layer_parallelism: Annotated[Literal["column"], Refused("only column")] = "column"
     """How the output layer is split over `model_parallel_size`."""
-
-    scalenorm_epsilon: Annotated[
-        PositiveFloat, Ignored("has a meaning with norm: scalenorm only")
-    ] = 1e-8
-    """Added to the norm by `norm: scalenorm`."""
 
     rpe_num_buckets: Annotated[PositiveInt, _WITH_RPE] = 32
     """Distances that `pos_emb: rpe` tells apart."""

@@ -1,0 +1,124 @@
+"""Protects that a run goes on in any layout as if it had always had it, and comes back unchanged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from megatron.checkpointing.manifest import read_manifest
+from megatron.checkpointing.reshard import reshard
+from tests.parallel.layouts import Layout, Variant
+from tests.parallel.reshaping import BEFORE, Journey, Leg, tensors_of, there_and_back
+
+TIED = Variant(kv_heads=2, untied=False)
+# In bytes a tokenizer's 256 ids need no padding; four ranks that share the embedding do.
+PADDED = "word_embeddings", "final_linear"
+
+
+def require_same_state(journey: Journey) -> None:
+    """All hold the same to the last bit: whoever came back, everything."""
+    folder = journey.start.save.parent
+    whole = {}
+    for leg in (journey.start, *journey.there, *journey.back):
+        whole[leg.save] = folder / f"whole of {leg.save.name}"
+        reshard(leg.save, whole[leg.save])
+    ours = tensors_of(whole[journey.start.save])
+    manifest = read_manifest(whole[journey.start.save] / f"global_step{BEFORE}")
+    assert manifest is not None
+    for leg in (*journey.there, *journey.back):
+        theirs = tensors_of(whole[leg.save])
+        assert ours.keys() == theirs.keys()
+        for name, tensor in ours.items():
+            same_rows = theirs[name]
+            if leg in journey.there and any(part in name for part in PADDED):
+                same_rows = same_rows[: len(tensor)]
+            assert torch.equal(tensor, same_rows), f"{name} of {leg.save.name}"
+        other = read_manifest(whole[leg.save] / f"global_step{BEFORE}")
+        assert other is not None
+        assert other.state == manifest.state
+        if leg in journey.back:
+            assert other.whole == manifest.whole
+
+
+def require_same_losses(journey: Journey) -> None:
+    reference = journey.losses[journey.start.save]
+    assert reference[0] > reference[-1]
+    for losses in journey.losses.values():
+        assert losses == pytest.approx(reference, rel=1e-6)
+
+
+@pytest.mark.ranks
+def test_there_and_back_between_two_ranks(tmp_path: Path) -> None:
+    others = [
+        Layout(data=2, zero=2),
+        Layout(data=2, zero=3),
+        Layout(model=2, zero=0),
+        Layout(pipe=2, zero=1),
+    ]
+    journey = there_and_back(Leg(Layout(model=2, zero=1), None, tmp_path / "start"), others)
+    require_same_losses(journey)
+    require_same_state(journey)
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_from_three_dimensions_into_each_other_layout(tmp_path: Path) -> None:
+    others = [
+        Layout(),
+        Layout(model=4),
+        Layout(pipe=4),
+        Layout(pipe=4, zero=1),
+        Layout(data=4, zero=1),
+        Layout(data=4, zero=3),
+        Layout(model=2, sequence=True, data=2, zero=3),
+        Layout(model=2, context=2, zero=2),
+        Layout(model=4, data=2, zero=3),
+        Layout(pipe=2, data=4, zero=0),
+    ]
+    start = Leg(Layout(pipe=2, model=2, data=2, zero=1), None, tmp_path / "start", variant=TIED)
+    journey = there_and_back(start, others)
+    require_same_losses(journey)
+    require_same_state(journey)
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    "start", [Layout(pipe=2, data=2), Layout(model=2, data=2, zero=3)], ids=str
+)
+def test_from_other_optimizers(tmp_path: Path, start: Layout) -> None:
+    others = [Layout(), Layout(pipe=2, model=2, zero=1), Layout(data=2, zero=3)]
+    journey = there_and_back(Leg(start, None, tmp_path / "start"), others)
+    require_same_losses(journey)
+    require_same_state(journey)
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"precision": "bfloat16"},
+        {"precision": "bfloat16", "data_types": {"grad_accum_dtype": "fp32"}},
+        {"precision": "fp16"},
+    ],
+    ids=str,
+)
+def test_in_half_precision_the_exact_weights_travel(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    others = [
+        Layout(zero=1),
+        Layout(data=2, zero=2),
+        Layout(data=2, zero=3),
+        Layout(pipe=2, zero=1),
+    ]
+    start = Leg(Layout(model=2, zero=1), None, tmp_path / "start", changes=tuple(changes.items()))
+    journey = there_and_back(start, others)
+    require_same_state(journey)
+    reference = journey.losses[start.save]
+    for losses in journey.losses.values():
+        assert losses == pytest.approx(reference, rel=2e-2)
