@@ -162,12 +162,17 @@ def _compute(
     if batch is not None:
         step = flops * batch.global_batch_size * args.model.seq_length
         text += f"; {flops_text(step)} a step"
-    kinds = args.model.attention_kinds
     yield "compute", text
-    yield (
-        "attention",
-        ", ".join(f"{kind} × {kinds.count(kind)}" for kind in dict.fromkeys(kinds)),
-    )
+    yield "attention", _attention(args)
+
+
+def _attention(args: NeoXArgs) -> str:
+    """The kinds of the layers, and how far those see that do not see everything."""
+    layers = [
+        kind if (window := args.model.window_of(layer)) is None else f"{kind} of {window:,} tokens"
+        for layer, kind in enumerate(args.model.attention_kinds)
+    ]
+    return ", ".join(f"{what} × {layers.count(what)}" for what in dict.fromkeys(layers))
 
 
 def _length(args: NeoXArgs, batch: BatchSizes | None, data: DataPage) -> Iterator[Row]:

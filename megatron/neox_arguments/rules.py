@@ -631,7 +631,8 @@ def _deepspeed_options_are_here(args: NeoXArgs) -> Iterator[Finding]:
     for group, keys in _SWITCHES_NOT_YET.items():
         for key in keys:
             if (getattr(args.ds, group) or {}).get(key):
-                yield f"{group}.{key}", "is not supported yet: take it out"
+                instead = ", and set reshape_on_load: true" if key == "load_universal" else ""
+                yield f"{group}.{key}", f"is not supported yet: take it out{instead}"
 
 
 @_rule("bf16", "precision")

@@ -107,6 +107,12 @@ def test_memory_with_and_without_recomputation(page: Any) -> None:
     assert f"activations {with_it}" in memory
 
 
+def test_layers_that_see_a_window_say_so(page: Any) -> None:
+    assert "attention global of 4 tokens × 2" in page(sliding_window_width=4)
+    mixed = page(sliding_window_width=4, attention_config=[[["local", "global"], 1]])
+    assert "attention local of 4 tokens × 1, global × 1" in mixed
+
+
 def test_ranks_that_share_sequences(page: Any) -> None:
     def activations(lines: list[str]) -> float:
         both = next(line for line in lines if line.startswith("activations "))

@@ -235,7 +235,7 @@ def refusal(**changes: Any) -> str:
         ),
         (
             {"checkpoint": {"load_universal": True}},
-            "checkpoint.load_universal: is not supported yet",
+            "checkpoint.load_universal: is not supported yet: take it out, and set reshape_on_load: true",
         ),
         (
             {"bf16": {"enabled": False, "bf16_master_weights_and_grads": True}},
