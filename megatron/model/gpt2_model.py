@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from megatron.model import layout
 from megatron.model.init_functions import initialize_layer
+from megatron.model.kept_activations import KeptInputs
 from megatron.model.kv_cache import KVCache
 from megatron.model.positional_embeddings import RotaryTable
 from megatron.model.segments import Segments
@@ -94,6 +94,8 @@ class GPT2Model(nn.Module):
         seed: of the initial weights, which depend on nothing else of the run.
         checkpoint_activations: recompute activations in the backward pass instead of keeping them.
         checkpoint_num_layers: how many transformer layers are recomputed at a time.
+        partition_activations: tensor-parallel ranks split the inputs that are kept for it.
+        checkpoint_in_cpu: these inputs lie in the host's memory.
         place_layer: called with each layer once it has its weights, before the next is made: what it
             moves elsewhere never lies here beside the other layers.
         layers: numbers of the layers to hold; None holds all.
@@ -113,6 +115,8 @@ class GPT2Model(nn.Module):
         seed: int,
         checkpoint_activations: bool = False,
         checkpoint_num_layers: int = 1,
+        partition_activations: bool = False,
+        checkpoint_in_cpu: bool = False,
         place_layer: Callable[[nn.Module], None] | None = None,
         layers: range | None = None,
     ) -> None:
@@ -122,6 +126,9 @@ class GPT2Model(nn.Module):
         self.padded_vocab_size = padded_vocab_size
         self.checkpoint_activations = checkpoint_activations
         self.checkpoint_num_layers = checkpoint_num_layers
+        self.kept_inputs = KeptInputs(
+            groups, partition=partition_activations, on_host=checkpoint_in_cpu
+        )
         factories = layer_factories(model, padded_vocab_size=padded_vocab_size, groups=groups)
         self.layers = range(len(factories)) if layers is None else layers
         made = {number: factories[number] for number in self.layers}
@@ -215,14 +222,14 @@ class GPT2Model(nn.Module):
             return x
         assert cache is None, "a cache is for generation; activation checkpointing is for training"
 
-        def run(x: Tensor, start: int) -> Tensor:
-            for block in blocks[start : start + self.checkpoint_num_layers]:
+        def run(group: list[nn.Module], x: Tensor) -> Tensor:
+            for block in group:
                 x = block(x, None, positions, segments)
             return x
 
         for start in range(0, len(blocks), self.checkpoint_num_layers):
-            # torch stores the generator's state and restores it: dropout draws the same numbers.
-            x = checkpoint(run, x, start, use_reentrant=False)
+            group = blocks[start : start + self.checkpoint_num_layers]
+            x = self.kept_inputs.recomputed(partial(run, group), x)
         return x
 
     @property

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
-from megatron.mpu.matmul import attend
+from megatron.model.attention_kernels import Scores, attend_causally
 from megatron.runtime.device import has_flash_attention
 
 # What the flash kernels take.
@@ -113,7 +113,13 @@ def positions_within(starts: Tensor, length: int) -> Tensor:
 
 
 def attend_within(
-    segments: Segments, query: Tensor, key: Tensor, value: Tensor, *, dropout: float = 0.0
+    segments: Segments,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    scores: Scores = Scores(),  # noqa: B008 - frozen
+    dropout: float = 0.0,
 ) -> Tensor:
     """Causal softmax attention of each segment to itself: [b, n, s, d], [b, k, s, d] -> [b, n, s, d].
 
@@ -123,10 +129,10 @@ def attend_within(
     batch, _, length, width = query.shape
     # [b s, n, d] and twice [b s, k, d]
     query, key, value = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
-    if not dropout and _has_one_kernel(query):
-        out = _in_one_kernel(segments, query, key, value)
+    if not dropout and scores.slopes is None and _has_one_kernel(query):
+        out = _in_one_kernel(segments, query, key, value, scores.window)
     else:
-        out = _by_length(segments, query, key, value, dropout)
+        out = _by_length(segments, query, key, value, scores, dropout)
     return out.view(batch, length, -1, width).transpose(1, 2)
 
 
@@ -136,7 +142,9 @@ def _has_one_kernel(x: Tensor) -> bool:
     return x.dtype in _HALF and fits and has_flash_attention(x.device)
 
 
-def _in_one_kernel(segments: Segments, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def _in_one_kernel(
+    segments: Segments, query: Tensor, key: Tensor, value: Tensor, window: int | None
+) -> Tensor:
     """[b s, n, d], [b s, k, d] -> [b s, n, d]."""
     ends, longest = segments.cumulative, max(segments.lengths)
     out = varlen_attn(
@@ -147,7 +155,7 @@ def _in_one_kernel(segments: Segments, query: Tensor, key: Tensor, value: Tensor
         ends,
         longest,
         longest,
-        window_size=(-1, 0),  # causal
+        window_size=(-1 if window is None else window - 1, 0),  # causal
         enable_gqa=query.size(1) != key.size(1),
     )
     assert isinstance(out, Tensor)
@@ -155,7 +163,7 @@ def _in_one_kernel(segments: Segments, query: Tensor, key: Tensor, value: Tensor
 
 
 def _by_length(
-    segments: Segments, query: Tensor, key: Tensor, value: Tensor, dropout: float
+    segments: Segments, query: Tensor, key: Tensor, value: Tensor, scores: Scores, dropout: float
 ) -> Tensor:
     """[b s, n, d], [b s, k, d] -> [b s, n, d]."""
     order, inverse, groups = segments.by_length
@@ -165,7 +173,7 @@ def _by_length(
     found = []
     for group, *tokens in zip(groups, *parts, strict=True):
         heads = [x.unflatten(0, group).transpose(1, 2) for x in tokens]
-        out = attend(heads[0], heads[1], heads[2], causal=True, dropout=dropout)
+        out = attend_causally(heads[0], heads[1], heads[2], scores, dropout=dropout)
         found.append(out.transpose(1, 2).flatten(0, 1))
     return reordered(torch.cat(found), inverse, order)
 

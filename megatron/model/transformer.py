@@ -11,11 +11,16 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-import torch
 from torch import Tensor, nn
 
 from megatron.model import layout
 from megatron.model.activations import get_activation
+from megatron.model.attention_kernels import (
+    Scores,
+    alibi_slopes,
+    attend_causally,
+    attend_to_cache,
+)
 from megatron.model.kv_cache import KVCache
 from megatron.model.norms import build_norm, build_query_key_norms
 from megatron.model.positional_embeddings import Angles, RotaryTable
@@ -29,7 +34,6 @@ from megatron.mpu.layers import (
     RowParallelLinear,
     divide,
 )
-from megatron.mpu.matmul import attend
 from megatron.mpu.random import dropout_between_layers, own_draws
 from megatron.neox_arguments.sections import ModelArgs
 
@@ -52,6 +56,7 @@ class SelfAttention(nn.Module):
         self.attending = (self.heads // context, max(1, self.kv_heads // context))
         self.dropout = model.attention_dropout
         self.rotary = rotary
+        self.scores = Scores(model.window_of(number), self._slopes(model))
         self.query_key_value = _query_key_value(model, groups, model.qkv_has_bias)
         for name, norm in build_query_key_norms(model, groups=groups).items():
             self.add_module(name, norm)
@@ -76,23 +81,34 @@ class SelfAttention(nn.Module):
             fused = to_whole_sequences(parts, self.groups)
         angles = self._angles(fused, positions)
         query, key, value = split_heads(fused, *self.attending, angles, self._norms())
-        mask = None
         if cache is not None:
             assert positions is not None, "a cache needs to know the tokens' positions"
             key, value = cache.extend(self.number, key, value, positions)
-            slots = torch.arange(cache.length, device=x.device)
-            mask = (slots <= positions.unsqueeze(-1)).unsqueeze(1)  # [b, 1, s, t]
         dropout = self.dropout if self.training else 0.0
         with own_draws(self.groups) if dropout else nullcontext():
-            if segments is None:
-                out = attend(query, key, value, mask=mask, causal=mask is None, dropout=dropout)
+            if cache is not None:
+                assert positions is not None
+                assert segments is None, "a cache holds one text a row"
+                out = attend_to_cache(query, key, value, self.scores, positions)
+            elif segments is None:
+                out = attend_causally(query, key, value, self.scores, dropout=dropout)
             else:
-                assert cache is None, "a cache holds one text a row"
-                out = attend_within(segments, query, key, value, dropout=dropout)
+                out = attend_within(
+                    segments, query, key, value, scores=self.scores, dropout=dropout
+                )
         out = out.transpose(1, 2).flatten(2)
         if self.context_size > 1:
             out = to_own_tokens(out, self.groups)
         return self.dense(out)  # type: ignore[no-any-return]
+
+    def _slopes(self, model: ModelArgs) -> tuple[float, ...] | None:
+        """ALiBi's, of the heads that this rank attends with."""
+        if model.pos_emb != "alibi":
+            return None
+        count = self.attending[0]
+        first = self.groups.get_model_parallel_rank() * self.heads
+        first += self.groups.get_context_parallel_rank() * count
+        return tuple(alibi_slopes(model.num_attention_heads)[first : first + count])
 
     def _norms(self) -> Norms | None:
         """What normalises queries, and what keys."""

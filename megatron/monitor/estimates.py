@@ -44,7 +44,7 @@ class MemoryEstimate:
         optimizer: fp32 copies and states.
         buffers: copies of gradients on their way to other ranks and to the optimizer.
         activations: what the forward pass keeps, and the most that the backward pass adds.
-        host: what is offloaded into the host's memory; it is in none of the others.
+        host: what is offloaded into the host's memory, or kept there; it is in none of the others.
     """
 
     weights: int
@@ -77,6 +77,9 @@ def estimate_memory(
     sequence_shards: int = 1,
     in_flight: int = 1,
     checkpoint_activations: bool = False,
+    checkpoint_num_layers: int = 1,
+    input_shards: int = 1,
+    inputs_on_host: bool = False,
     optimizer_states: int = 2,
     bucket_size: int = DEFAULT_BUCKET_SIZE,
     live_parameters: int | None = None,
@@ -97,6 +100,9 @@ def estimate_memory(
         attention_width: width of all queries together on this rank; None: ``hidden_size``.
         sequence_shards: ranks that share the tokens between the parallel layers.
         in_flight: micro-batches whose activations are kept at a time, in a pipeline.
+        checkpoint_num_layers: layers that are recomputed at a time.
+        input_shards: ranks that share the inputs that are kept for it.
+        inputs_on_host: they lie in the host's memory.
         optimizer_states: fp32 numbers that the optimizer keeps for each parameter: 2 for Adam.
         bucket_size: numbers that are reduced at once (DeepSpeed's ``reduce_bucket_size``).
         live_parameters: the most that are whole at a time under stage 3; None: all.
@@ -121,8 +127,17 @@ def estimate_memory(
     per_layer = 3 * between + qkv + (queries + kv_size) + 2 * queries
     per_layer += first + mlp_width
     kept = in_flight * num_layers * per_layer
-    if checkpoint_activations:  # the input of each layer, and one layer while it is recomputed
-        kept = in_flight * num_layers * between + per_layer
+    away = 0
+    if (
+        checkpoint_activations
+    ):  # the input of each group of layers, and one group that is recomputed
+        groups = -(-num_layers // checkpoint_num_layers)
+        inputs = in_flight * groups * -(-hidden_size // max(sequence_shards, input_shards))
+        kept = min(num_layers, checkpoint_num_layers) * per_layer
+        if inputs_on_host:
+            away = inputs
+        else:
+            kept += inputs
     kept += first + mlp_width + qkv  # the gradients of one layer
     # The logits, their fp32 form, and its gradient.
     logits = vocab_size * (size + 2 * _FP32_BYTES)
@@ -134,7 +149,7 @@ def estimate_memory(
     under_way = _under_way(parameters, size, zero_stage, data_parallel_size, bucket_size)
     # The averaged share of the gradients (ZeRO), and one temporary of that share in the step.
     taken = parameters * _FP32_BYTES // share * (2 if zero_stage >= 1 else 1)
-    host = 0
+    host = tokens * away * size
     if offload_optimizer:
         host += optimizer + taken
         optimizer = taken = 0

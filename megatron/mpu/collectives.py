@@ -103,6 +103,25 @@ def part_of_sequence(length: int, groups: ParallelGroups) -> slice:
     return slice(start, start + length // size)
 
 
+def own_part(x: Tensor, groups: ParallelGroups) -> Tensor:
+    """This rank's part of what all model-parallel ranks hold: n numbers -> [ceil(n / size)], a copy.
+
+    The last parts are filled up with zeros. No gradient flows.
+    """
+    size, rank = groups.get_model_parallel_world_size(), groups.get_model_parallel_rank()
+    flat = x.detach().reshape(-1)
+    length = -(-flat.numel() // size)
+    own = flat[rank * length : (rank + 1) * length]
+    return torch.nn.functional.pad(own, (0, length - own.numel())).clone()
+
+
+def gather_parts(part: Tensor, shape: torch.Size, groups: ParallelGroups) -> Tensor:
+    """What :func:`own_part` took ``part`` of: [ceil(n / size)] -> ``shape`` of n numbers."""
+    whole = part.new_empty(groups.get_model_parallel_world_size() * part.numel())
+    _all_gather(whole, part, group=groups.get_model_parallel_group())
+    return whole[: shape.numel()].view(shape)
+
+
 class PendingSequence:
     """All ranks' parts of a sequence, on their way here: [b, s / size, h] -> [b, s, h]."""
 

@@ -39,7 +39,6 @@ REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "seq_length")
 # Kinds of attention that GPT-NeoX has beside ATTENTION_KINDS.
 _KINDS_NOT_YET = frozenset(
     {
-        "local",
         "sparse_fixed",
         "sparse_variable",
         "bigbird",
@@ -169,6 +168,13 @@ def _one_mlp_width(args: NeoXArgs) -> Iterator[Finding]:
             f"{model.intermediate_size} is not expansion_factor {model.expansion_factor:g} x hidden_size "
             f"{model.hidden_size}: give one of the two",
         )
+
+
+@_rule("attention_config", "sliding_window_width")
+def _windows_have_a_width(args: NeoXArgs) -> Iterator[Finding]:
+    config = args.model.attention_config
+    if args.model.sliding_window_width is None and config and "local" in str(config):
+        yield "attention_config", "local layers see a window: give sliding_window_width, in tokens"
 
 
 @_rule("gpt_j_tied", "gpt_j_residual")
@@ -536,8 +542,11 @@ def _blends_are_whole(args: NeoXArgs) -> Iterator[Finding]:
 
 @_rule("reset_position_ids", "pos_emb")
 def _positions_are_there(args: NeoXArgs) -> Iterator[Finding]:
-    if args.data.reset_position_ids and args.model.pos_emb == "none":
-        yield "reset_position_ids", "pos_emb is none: there are no positions to reset, take it out"
+    if args.data.reset_position_ids and args.model.pos_emb in ("none", "alibi"):
+        yield (
+            "reset_position_ids",
+            f"pos_emb is {args.model.pos_emb}: there are no positions to reset, take it out",
+        )
 
 
 @_rule("data_local_cache_dir", "data_local_cache_limit_gb")
@@ -625,6 +634,18 @@ def _deepspeed_options_are_here(args: NeoXArgs) -> Iterator[Finding]:
                 yield f"{group}.{key}", "is not supported yet: take it out"
 
 
+@_rule("bf16", "precision")
+def _gradients_are_checked(args: NeoXArgs) -> Iterator[Finding]:
+    if args.model.precision != "bfloat16":
+        return
+    if (args.ds.bf16 or {}).get("check_grad_overflow") is False:
+        yield (
+            "bf16.check_grad_overflow",
+            "is false: gradients that are no numbers would be put into the weights before anyone sees "
+            "them: take it out",
+        )
+
+
 @_rule("fp16", "loss_scale", "dynamic_loss_scale")
 def _the_loss_scale_is_fixed_or_dynamic(args: NeoXArgs) -> Iterator[Finding]:
     scaling = args.loss_scaling
@@ -653,6 +674,7 @@ def _notes(args: NeoXArgs) -> Iterator[str]:
     model = args.model
     if args.parallelism.sequence_parallel and args.parallelism.model_parallel_size == 1:
         yield "ignored: sequence_parallel (there is one tensor-parallel rank)"
+    yield from _notes_on_recomputation(args)
     scaling = args.ds.fp16 or {}
     if model.precision != "fp16" and "enabled" not in scaling:
         asked = [key for key, value in scaling.items() if value != _LOSS_SCALING.get(key)]
@@ -669,3 +691,17 @@ def _notes(args: NeoXArgs) -> Iterator[str]:
         yield f"ignored: bias_gelu_fusion (activation is {model.activation})"
     elif model.bias_gelu_fusion and model.gelu_form is not None:
         yield f"ignored: bias_gelu_fusion (gelu_form is {model.gelu_form})"
+
+
+def _notes_on_recomputation(args: NeoXArgs) -> Iterator[str]:
+    asked = [
+        key
+        for key in ("partition_activations", "checkpoint_in_cpu")
+        if getattr(args.recomputation, key)
+    ]
+    if asked and not args.training.checkpoint_activations:
+        yield f"ignored: {', '.join(asked)} (checkpoint_activations is false: nothing is recomputed)"
+    elif "partition_activations" in asked and args.parallelism.model_parallel_size == 1:
+        yield "ignored: partition_activations (there is one tensor-parallel rank)"
+    elif "partition_activations" in asked and args.parallelism.sequence_parallel:
+        yield "ignored: partition_activations (sequence_parallel has split the activations already)"

@@ -111,6 +111,8 @@ def build_model(args: NeoXArgs, parts: Parts, *, partitioned: bool = False) -> G
         seed=args.training.seed,
         checkpoint_activations=args.training.checkpoint_activations,
         checkpoint_num_layers=args.training.checkpoint_num_layers,
+        partition_activations=args.recomputation.partition_activations,
+        checkpoint_in_cpu=args.recomputation.checkpoint_in_cpu,
         place_layer=place_layer,
         layers=layers_of_stages(args, parts.padded_vocab)[parts.groups.get_pipe_parallel_rank()],
     )

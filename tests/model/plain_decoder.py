@@ -85,7 +85,9 @@ def rotated(model: ModelArgs, x: Tensor, places: Tensor) -> Tensor:
     return out
 
 
-def attention(model: ModelArgs, weights: Weights, x: Tensor, places: Tensor) -> Tensor:
+def attention(
+    model: ModelArgs, weights: Weights, x: Tensor, places: Tensor, window: int | None
+) -> Tensor:
     query, key, value = heads(model, linear(weights, "attention.query_key_value", x))
     if model.qk_norm_kind == "neox":
         query = norm(model, weights, "attention.qk_layernorm", query, dims=2)
@@ -97,7 +99,14 @@ def attention(model: ModelArgs, weights: Weights, x: Tensor, places: Tensor) -> 
         query, key = rotated(model, query, places), rotated(model, key, places)
     scores = torch.einsum("bind,bjnd->bnij", query, key) / math.sqrt(model.head_width)
     i, j = torch.arange(x.size(1))[:, None], torch.arange(x.size(1))[None]
+    if model.pos_emb == "alibi":
+        # The first of the paper's two rules; six heads take every other slope of eight.
+        slopes = {4: [0.25, 0.0625, 2**-6, 2**-8], 6: [0.25, 0.0625, 2**-6, 2**-8, 0.5, 0.125]}
+        fall = torch.tensor(slopes[model.num_attention_heads])[:, None, None]
+        scores = scores - fall * (i - j)
     scores = scores.masked_fill(j > i, -torch.inf)
+    if window is not None:
+        scores = scores.masked_fill(j <= i - window, -torch.inf)
     out = torch.einsum("bnij,bjnd->bind", scores.softmax(-1), value)
     return linear(weights, "attention.dense", out.flatten(2))
 
@@ -113,8 +122,10 @@ def mlp(model: ModelArgs, weights: Weights, x: Tensor) -> Tensor:
     return linear(weights, "mlp.linear2", x)
 
 
-def block(model: ModelArgs, weights: Weights, x: Tensor, places: Tensor) -> Tensor:
-    attended = attention(model, weights, norm(model, weights, "input_layernorm", x), places)
+def block(
+    model: ModelArgs, weights: Weights, x: Tensor, places: Tensor, window: int | None
+) -> Tensor:
+    attended = attention(model, weights, norm(model, weights, "input_layernorm", x), places, window)
     if model.gpt_j_tied:
         return x + attended + mlp(model, weights, norm(model, weights, "input_layernorm", x))
     if model.gpt_j_residual:
@@ -141,7 +152,10 @@ def logits(model: ModelArgs, weights: Weights, tokens: Tensor) -> Tensor:
         angles = [places / 10000 ** (i / half) for i in range(half)]
         x = x + torch.stack([a.sin() for a in angles] + [a.cos() for a in angles], dim=-1)
     for number in range(model.num_layers):
-        x = block(model, of_layer(weights, 2 + number), x, places)
+        pattern = model.attention_config
+        sees_all = pattern is not None and "local" in str(pattern) and number % 2 == 0
+        window = None if sees_all else model.sliding_window_width
+        x = block(model, of_layer(weights, 2 + number), x, places, window)
     x = norm(model, of_layer(weights, last - 1), "norm", x)
     return (
         x

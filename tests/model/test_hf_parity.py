@@ -296,7 +296,13 @@ def gemma() -> tuple[GPT2Model, nn.Module]:
     return ours, theirs
 
 
-@pytest.mark.parametrize("family", [qwen2, qwen3, gemma])
+def mistral() -> tuple[GPT2Model, nn.Module]:
+    config = transformers.MistralConfig(**THEIRS, head_dim=8, sliding_window=5)
+    theirs = transformers.MistralForCausalLM(config)
+    return tiny_model(VOCAB, **OURS, sliding_window_width=5, no_weight_tying=True), theirs
+
+
+@pytest.mark.parametrize("family", [qwen2, qwen3, gemma, mistral])
 def test_families_with_heads_of_their_own(
     family: Callable[[], tuple[GPT2Model, nn.Module]],
 ) -> None:

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatron.model import GPT2Model
+from megatron.model import GPT2Model, Segments, positions_within
+from megatron.model.attention_kernels import Scores, attend_causally
 from tests.model import plain_decoder
 from tests.model.options import OPTIONS, Option
 from tests.support.models import shake, tiny_model
@@ -94,4 +95,39 @@ def test_options_change_what_is_computed(option: Option) -> None:
 
 def _is_another_name(option: Option) -> bool:
     """Whether the value says in words what the default is."""
-    return option.key == "num_kv_heads" and option.value == 4
+    return option in (("num_kv_heads", 4, {}), ("attention_config", ((("flash",), 2),), {}))
+
+
+@pytest.mark.parametrize(
+    "scores", [Scores(window=40), Scores(slopes=(0.5, 0.1)), Scores(7, (0.3, 0.2))]
+)
+def test_blocks_of_queries_are_one_attention(scores: Scores) -> None:
+    """Three blocks, the last a part of one: outputs and gradients of the whole matrix of scores."""
+    generator = torch.Generator().manual_seed(2)
+    tensors = [torch.randn(2, heads, 300, 8, generator=generator) for heads in (2, 1, 1)]
+    mine, plain = ([x.clone().requires_grad_() for x in tensors] for _ in range(2))
+    places = torch.arange(300)
+    mask = scores.mask(places, places, tensors[0])
+    bias = mask if mask.is_floating_point() else torch.zeros(()).where(mask, -torch.inf)
+    weights = (plain[0] @ plain[1].transpose(2, 3) / 8**0.5 + bias).softmax(-1)
+    expected, got = weights @ plain[2], attend_causally(*mine, scores)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    got.square().sum().backward()
+    expected.square().sum().backward()
+    for one, other in zip(mine, plain, strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "option", [o for o in OPTIONS if o.key in ("pos_emb", "sliding_window_width")], ids=str
+)
+@torch.no_grad()
+def test_segments_are_texts_of_their_own(option: Option) -> None:
+    """Where positions begin anew, a segment's logits are those of its text alone."""
+    model = shaken(option)
+    starts = torch.tensor([[0, 5, 12], [0, 9, 16]])
+    segments = Segments.from_starts(starts, 16, torch.device("cpu"))
+    got = model(TOKENS, position_ids=positions_within(starts, 16), segments=segments)
+    for row, first, stop in ((0, 0, 5), (0, 5, 12), (0, 12, 16), (1, 0, 9), (1, 9, 16)):
+        alone = model(TOKENS[row : row + 1, first:stop])[0]
+        torch.testing.assert_close(got[row, first:stop], alone, rtol=1e-4, atol=2e-5)

@@ -78,6 +78,18 @@ def test_memory_of_activations() -> None:
     assert whole.activations == 6 * ((5 * 103 + 39) * 2 + 11 * (2 + 4 + 4))
     kept = estimate_memory(**common, checkpoint_activations=True)
     assert kept.activations == 6 * ((5 * 10 + 103 + 39) * 2 + 11 * 10)
+    assert kept.host == 0
+    by_two = estimate_memory(**common, checkpoint_activations=True, checkpoint_num_layers=2)
+    assert by_two.activations == 6 * ((3 * 10 + 2 * 103 + 39) * 2 + 11 * 10)
+    shared = estimate_memory(**common, checkpoint_activations=True, input_shards=4)
+    assert kept.activations - shared.activations == 6 * 5 * (10 - 3) * 2
+    away = estimate_memory(
+        **common, checkpoint_activations=True, input_shards=4, inputs_on_host=True
+    )
+    assert away.host == 6 * 5 * 3 * 2
+    assert away.total + away.host == shared.total
+    # Without recomputation there are no such inputs.
+    assert estimate_memory(**common, input_shards=4, inputs_on_host=True) == whole
 
 
 def test_tensor_parallel_ranks_share_activations() -> None:

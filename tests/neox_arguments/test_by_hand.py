@@ -132,11 +132,12 @@ def test_it_loads_and_tells_what_it_ignores(tmp_path: Path) -> None:
     assert args.notes == (
         "ignored: scaled_upper_triang_masked_softmax_fusion, rope_fusion, layernorm_fusion (kernels are "
         "PyTorch's own here, whatever is fused)",
-        "ignored: partition_activations, synchronize_each_layer (activations are recomputed by PyTorch, "
-        "which has no such option)",
+        "ignored: synchronize_each_layer (activations are recomputed by PyTorch, which neither waits nor "
+        "takes the time)",
         "ignored: use_wandb, wandb_team (metrics go to metrics.jsonl and TensorBoard for now)",
         "ignored: launcher (starts are on one host for now)",
         "ignored: hostfile (/mock_path is a placeholder of GPT-NeoX's files)",
+        "ignored: partition_activations (there is one tensor-parallel rank)",
         "ignored: fp16.fp16 (DeepSpeed has no such option)",
     )
     assert args.model.attention_kinds == ("flash", "global") * 6

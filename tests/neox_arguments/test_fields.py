@@ -59,8 +59,8 @@ def problems(**changes: Any) -> list[str]:
             "norm: te_rmsnorm is not supported yet; choose one of layernorm, rmsnorm",
         ),
         (
-            {"pos_emb": "alibi"},
-            "pos_emb: alibi is not supported yet; choose one of learned, rotary, sinusoidal",
+            {"pos_emb": "rpe"},
+            "pos_emb: rpe is not supported yet; choose one of learned, rotary, sinusoidal",
         ),
         ({"data_impl": "lazy"}, 'data_impl: found "lazy", expected one of infer, mmap, cached'),
         (

@@ -92,7 +92,7 @@ def refusal(**changes: Any) -> str:
             {"attention_config": [[["global"], 1]]},
             "attention_config: describes 1 layers, but num_layers is 2",
         ),
-        ({"attention_config": [[["local"], 2]]}, "attention_config: local is not supported yet"),
+        ({"attention_config": [[["local"], 2]]}, "attention_config: local layers see a window"),
         (
             {"attention_config": [[["golbal"], 2]]},
             "attention_config: golbal is no kind of attention",
@@ -348,6 +348,10 @@ def test_precision(changes: dict[str, Any], precision: str, stage: int) -> None:
             "fp16.fp16_master_weights_and_grads: is not supported yet: take it out",
         ),
         (
+            {"precision": "bfloat16", "bf16": {"check_grad_overflow": False}},
+            "bf16.check_grad_overflow: is false: gradients that are no numbers would be put into the",
+        ),
+        (
             {"precision": "fp16", "fp16": {"min_loss_scale": 0}},
             "fp16.min_loss_scale: found 0, expected a number above 0",
         ),
@@ -444,7 +448,26 @@ def test_parameter_count(changes: dict[str, Any], count: int) -> None:
         ),
         (
             {"activation_checkpointing": {"partition_activations": True}},
-            "ignored: activation_checkpointing (activations are recomputed by PyTorch)",
+            "ignored: activation_checkpointing (activations are recomputed by PyTorch: see "
+            "checkpoint_activations, partition_activations and checkpoint_in_cpu)",
+        ),
+        (
+            {"partition_activations": True, "checkpoint_in_cpu": True},
+            "ignored: partition_activations, checkpoint_in_cpu (checkpoint_activations is false: nothing "
+            "is recomputed)",
+        ),
+        (
+            {"partition_activations": True, "checkpoint_activations": True},
+            "ignored: partition_activations (there is one tensor-parallel rank)",
+        ),
+        (
+            {
+                "partition_activations": True,
+                "checkpoint_activations": True,
+                "model_parallel_size": 2,
+                "sequence_parallel": True,
+            },
+            "ignored: partition_activations (sequence_parallel has split the activations already)",
         ),
     ],
 )

@@ -56,6 +56,13 @@ CASES = list(
     )
 )
 # One layer, and of each kind one: shared and own key/value heads, tied and untied, both residuals.
+# Without biases in norms: without rotations that of keys changes nothing, and is rounding alone.
+_WINDOWED = (
+    ("qk_norm", "head"),
+    ("pos_emb", "alibi"),
+    ("sliding_window_width", 5),
+    ("use_bias_in_norms", False),
+)
 SAMPLE = [
     (Layout(2, sequence=False, zero=1), Variant(4, untied=False, parallel=True, layers=1)),
     (Layout(2, sequence=True, zero=0), Variant(2, untied=True, layers=1)),
@@ -65,7 +72,7 @@ SAMPLE = [
     (Layout(2, sequence=True, zero=2, context=2), Variant(2, untied=True, layers=1)),
     (Layout(2, sequence=True, data=2, zero=3), Variant(1, untied=False, layers=1)),
     (Layout(2, sequence=True, zero=0), Variant(4, layers=1, options=(("qk_norm", "neox"),))),
-    (Layout(2, sequence=False, zero=1), Variant(2, layers=1, options=(("qk_norm", "head"),))),
+    (Layout(2, sequence=False, zero=1), Variant(2, layers=1, options=_WINDOWED)),
     (Layout(data=2, zero=0, pipe=2), Variant(2, untied=False, layers=1)),
     (Layout(2, sequence=True, zero=1, pipe=2), Variant(1, untied=True, parallel=True)),
     (Layout(data=2, zero=3, offload=("optimizer", "param")), Variant(2, untied=True, layers=1)),
@@ -75,6 +82,8 @@ _OPTIONS: list[tuple[int, dict[str, Any]]] = [
     (4, {"qk_norm": "neox"}),
     (4, {"qk_norm": "head"}),
     (1, {"qk_norm": "head", "norm": "rmsnorm", "norm_weight_offset": 1.0}),
+    (4, {"pos_emb": "alibi"}),
+    (4, {"pos_emb": "sinusoidal", "gpt_j_residual": True, "gpt_j_tied": True}),
     (2, {"head_dim": 12, "use_bias_in_qkv": False}),
     (1, {"use_bias_in_qkv": True, "use_bias_in_attn_linear": False}),
     (4, {"norm": "scalenorm", "embedding_scale": 4.0}),

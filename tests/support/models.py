@@ -36,6 +36,8 @@ def tiny_model(
     groups: ParallelGroups = SINGLE,
     checkpoint_activations: bool = False,
     checkpoint_num_layers: int = 1,
+    partition_activations: bool = False,
+    checkpoint_in_cpu: bool = False,
     **changes: Any,
 ) -> GPT2Model:
     return GPT2Model(
@@ -45,6 +47,8 @@ def tiny_model(
         seed=seed,
         checkpoint_activations=checkpoint_activations,
         checkpoint_num_layers=checkpoint_num_layers,
+        partition_activations=partition_activations,
+        checkpoint_in_cpu=checkpoint_in_cpu,
     )
 
 

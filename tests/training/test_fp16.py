@@ -12,6 +12,7 @@ import torch
 from megatron.data.loader import StepBatch
 from megatron.errors import TrainingError
 from megatron.neox_arguments import NeoXArgs
+from megatron.runtime.partitioned import gathered
 from megatron.runtime.world import World
 from megatron.training.loading import load_trained_model
 from megatron.training.run import run_training
@@ -30,6 +31,8 @@ SCALING = {
     "min_loss_scale": 1,
 }
 STEPS = 20
+# Every parameter, also a small one.
+SHARED_OUT = {"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}}
 
 
 def config_of(folder: Path, name: str, **changes: Any) -> dict[str, Any]:
@@ -48,6 +51,12 @@ def config_of(folder: Path, name: str, **changes: Any) -> dict[str, Any]:
 # One step, and an overflow on one rank.
 
 
+def whole_weights(module: torch.nn.Module) -> list[torch.Tensor]:
+    """Copies of the parameters, also of those that ranks share out (ZeRO stage 3)."""
+    with gathered(list(module.parameters())):
+        return [p.detach().clone() for p in module.parameters()]
+
+
 def overflow_on_each_rank(
     world: World, configs: list[dict[str, Any]]
 ) -> list[tuple[bool, bool, float, bool, float]]:
@@ -57,7 +66,7 @@ def overflow_on_each_rank(
     for config in configs:
         args = NeoXArgs.from_dict(config, world_size=world.size)
         parts = build_parts(args, world)
-        engine = build_engine(args, parts, build_model(args, parts))
+        engine = build_engine(args, parts, build_model(args, parts, partitioned=True))
         settings = StepSettings(
             parts.device, parts.groups, seed=1, has_dropout=False, zero_stage=args.optim.zero_stage
         )
@@ -66,15 +75,15 @@ def overflow_on_each_rank(
         mask = torch.ones(2, 2, 16, dtype=torch.bool)
         batch = StepBatch(tokens, mask, first_sample=0, num_samples=8)
         for culprit in range(world.size):
-            before = [p.detach().clone() for p in engine.module.parameters()]
+            before = whole_weights(engine.module)
+            assert all(weight.numel() for weight in before)
             weight = engine.module.sequential[2].mlp.linear1.weight
             factor = float("inf") if world.rank == culprit else 1.0
             hook = weight.register_hook(lambda gradient, factor=factor: gradient * factor)
             bad = train_step(engine, batch, settings, step=0, learning_rate=0.01)
             hook.remove()
-            kept = all(
-                torch.equal(b, p) for b, p in zip(before, engine.module.parameters(), strict=True)
-            )
+            after = whole_weights(engine.module)
+            kept = all(torch.equal(b, a) for b, a in zip(before, after, strict=True))
             assert math.isfinite(bad.loss)
             assert bad.loss_scale is not None
             good = train_step(engine, batch, settings, step=1, learning_rate=0.01)
@@ -92,7 +101,7 @@ def one_step_config(folder: Path, ranks: int, stage: int, sequence: bool) -> dic
         "train_batch_size": None,
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": 2,
-    }
+    } | (SHARED_OUT if stage == 3 else {})
     return config_of(folder, f"{ranks}-{stage}", **changes)
 
 
@@ -100,10 +109,10 @@ def one_step_config(folder: Path, ranks: int, stage: int, sequence: bool) -> dic
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_an_overflow_on_one_rank_is_skipped_by_all(tmp_path: Path, ranks: int) -> None:
     """On two tensor-parallel ranks, and on two copies of them."""
-    configs = [one_step_config(tmp_path, ranks, stage, stage == 2) for stage in (1, 2)]
+    configs = [one_step_config(tmp_path, ranks, stage, stage == 2) for stage in (1, 2, 3)]
     found = run_ranks(ranks, overflow_on_each_rank, configs)
     assert found == [found[0]] * ranks  # the same on all ranks
-    assert len(found[0]) == 2 * ranks
+    assert len(found[0]) == 3 * ranks
     for number, (skipped, kept, scale, next_skipped, norm) in enumerate(found[0]):
         assert skipped
         assert kept
@@ -133,17 +142,25 @@ def test_a_stopped_run_goes_on_exactly_with_its_loss_scale(tmp_path: Path) -> No
     whole, halves = config_of(tmp_path, "whole"), config_of(tmp_path, "halves")
     # Stops amid the first overflows, right after one, and amid steps without.
     stopped = [halves | {"exit_interval": step} for step in (2, 5, 11)]
-    said = run_ranks(2, run_all, [whole, *stopped, halves])
+    # The same with weights that ranks share out.
+    shared, parts = (config_of(tmp_path, name, **SHARED_OUT) for name in ("shared", "parts"))
+    runs = [whole, *stopped, halves, shared, parts | {"exit_interval": 5}, parts]
+    said = run_ranks(2, run_all, runs)
     assert said[0] == said[1]
-    assert said[0][0] == said[0][-1]
+    assert said[0][0] == said[0][len(stopped) + 1]
+    assert said[0][-1] == said[0][-3]
     folder = tmp_path / "whole"
     for name in ("lm_loss", "grad_norm", "loss_scale", "skipped_iterations", "learning_rate"):
         expected = series(folder, f"train/{name}")
         assert len(expected) == STEPS
         assert series(tmp_path / "halves", f"train/{name}") == expected, name
+        in_stage_3 = series(tmp_path / "shared", f"train/{name}")
+        assert series(tmp_path / "parts", f"train/{name}") == in_stage_3, name
+        assert len(in_stage_3) == STEPS
     assert series(tmp_path / "halves", "test/lm_loss") == series(folder, "test/lm_loss")
 
     skipped = series(folder, "train/skipped_iterations")
+    assert sum(series(tmp_path / "shared", "train/skipped_iterations")) >= 4
     assert sum(skipped[:8]) >= 3
     assert sum(skipped[8:]) >= 1
     assert sum(skipped) <= 12

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-ATTENTION_KINDS = frozenset({"global", "flash"})
+from megatron.neox_arguments.typed import PositiveInt
+
+ATTENTION_KINDS = frozenset({"global", "flash", "local"})
 
 
 @dataclass(frozen=True)
@@ -14,7 +16,12 @@ class AttentionArgs:
 
     attention_config: tuple[Any, ...] | None = None
     """Kind of attention per layer, as `[[[kinds...], repeats], ...]`; `global` and `flash` (the same
-    attention through the fused path) are here. Default: global everywhere."""
+    attention through the fused path) and `local` (with `sliding_window_width`) are here. Default: global
+    everywhere."""
+
+    sliding_window_width: PositiveInt | None = None
+    """Tokens back that each token attends to, itself included: in `local` layers, or in all where
+    `attention_config` has none. Default: all."""
 
 
 def expand_attention_config(config: tuple[Any, ...], num_layers: int) -> tuple[str, ...]:

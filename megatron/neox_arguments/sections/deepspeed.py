@@ -64,10 +64,14 @@ class DeepSpeedArgs:
     checkpoint: Group = None
     """DeepSpeed's checkpoint options; `use_node_local_storage` sets the key of that name."""
 
-    activation_checkpointing: Annotated[Group, Ignored("activations are recomputed by PyTorch")] = (
-        None
-    )
-    """Options of DeepSpeed's activation checkpointing; `checkpoint_activations` works."""
+    activation_checkpointing: Annotated[
+        Group,
+        Ignored(
+            "activations are recomputed by PyTorch: see checkpoint_activations, partition_activations and "
+            "checkpoint_in_cpu"
+        ),
+    ] = None
+    """Options of DeepSpeed's activation checkpointing."""
 
     dump_state: bool = False
     """Print DeepSpeed's engine state at the start."""

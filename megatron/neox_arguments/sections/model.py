@@ -202,6 +202,11 @@ class ModelArgs(NormArgs, PositionArgs, AttentionArgs):
             return ("global",) * layers
         return expand_attention_config(self.attention_config, layers)
 
+    def window_of(self, layer: int) -> int | None:
+        """Tokens back that transformer layer ``layer`` sees, itself included; None for all."""
+        kinds = self.attention_kinds
+        return None if "local" in kinds and kinds[layer] != "local" else self.sliding_window_width
+
     @property
     def learned_positions(self) -> int:
         """Rows of the learned table of positions."""

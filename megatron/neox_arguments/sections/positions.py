@@ -13,10 +13,10 @@ class PositionArgs:
     """How positions enter."""
 
     pos_emb: Annotated[
-        Literal["learned", "rotary", "sinusoidal", "none"], NotYet(("rpe", "alibi"))
+        Literal["learned", "rotary", "sinusoidal", "alibi", "none"], NotYet(("rpe",))
     ] = "learned"
     """How positions enter: a learned table or fixed sines and cosines added to the embeddings, rotations
-    of queries and keys, or not at all."""
+    of queries and keys, scores that fall with distance (`alibi`), or not at all."""
 
     opt_pos_emb_offset: NonNegativeInt = 0
     """Rows of `pos_emb: learned`'s table in front of that of position 0, as in OPT."""

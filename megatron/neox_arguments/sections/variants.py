@@ -22,9 +22,6 @@ _WITH_RPE = Ignored("has a meaning with pos_emb: rpe only")
 class VariantArgs:
     """What takes the place of full attention, or of layers of their own."""
 
-    sliding_window_width: Annotated[PositiveInt | None, _NOT_YET] = None
-    """Tokens back that each token attends to, itself included. Default: all."""
-
     sparsity_config: Annotated[dict[str, Any] | None, _NOT_YET] = None
     """Blocks of DeepSpeed's sparse attention."""
 
