@@ -112,7 +112,11 @@ def load_checkpoint(
         raise CheckpointError(
             f"{info.path} does not fit this run\n{_misfit(info, different)}", everywhere=True
         )
-    by_name = holds_parts(engine) or manifest.engine.pipe_parallel_size != now.pipe_parallel_size
+    by_name = (
+        holds_parts(engine)
+        or manifest.engine.zero_stage == 3
+        or manifest.engine.pipe_parallel_size != now.pipe_parallel_size
+    )
     if not by_name:
         together(world, lambda: _load(engine, info, load_optim))
     elif load_optim:

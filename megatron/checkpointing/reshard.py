@@ -88,12 +88,17 @@ class Report:
         assert whole is not None
         numbers = bytes_of(whole) // 4 // len(whole.states)
         engine = self.manifest.engine
+        layout = {
+            "pipeline": max(1, engine.pipe_parallel_size),
+            "model": engine.model_parallel_size,
+            "data": engine.data_parallel_size,
+        }
+        ranks = " × ".join(f"{name} {size}" for name, size in layout.items())
+        states = ", ".join(("values", *whole.states[1:]))
         return (
-            f"read   {self.source}: {max(1, engine.pipe_parallel_size)} pipeline stages x "
-            f"{engine.model_parallel_size} tensor-parallel x {engine.data_parallel_size} data-parallel "
-            f"ranks, ZeRO {engine.zero_stage}, {engine.precision}\n"
-            f"wrote  {self.target}: {len(whole.parameters)} parameters of {numbers:,} numbers in fp32 "
-            f"({', '.join(whole.states)}), {self.written / 2**20:,.1f} MiB in {self.seconds:.1f} s\n"
+            f"read   {self.source}: {ranks}, ZeRO stage {engine.zero_stage}, {engine.precision}\n"
+            f"wrote  {self.target}: {len(whole.parameters)} parameters of {numbers:,} numbers, "
+            f"{states} in fp32; {self.written / 2**20:,.1f} MiB in {self.seconds:.1f} s\n"
             f"to do  load: {self.target.parent}"
         )
 

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from megatron.checkpointing.deepspeed_files import model_under
 from megatron.checkpointing.layer_files import holds_parts
 from megatron.checkpointing.universal import VALUE, EngineState, Shape
+from megatron.checkpointing.universal_optimizers import ROUND_ROBIN
+from megatron.errors import CheckpointError
 from megatron.runtime.partitioned import rank_among_holders, whole_shape
 from megatron.runtime.stock_deepspeed import Engine, deepspeed
 
@@ -150,6 +152,12 @@ class _ZeroTarget:
     def __init__(self, engine: Engine) -> None:
         self._zero = engine.optimizer
         self.parameters = _named_parameters(engine)
+        if getattr(self._zero, "round_robin_gradients", False):
+            raise CheckpointError(
+                f"this run has {ROUND_ROBIN}: a checkpoint of another layout cannot be fitted to it\n"
+                "  to do: take it out",
+                everywhere=True,
+            )
 
     def shape_of(self, parameter: nn.Parameter) -> Shape:
         return tuple(parameter.shape)

@@ -20,6 +20,12 @@ from megatron.model.layout import decays
 
 Content = Mapping[str, Any]
 
+# Why states cannot be exchanged with such a run.
+ROUND_ROBIN = (
+    "zero_optimization.round_robin_gradients, with which DeepSpeed does not know where in its flat tensors "
+    "a parameter lies"
+)
+
 
 class Fragment:
     """Stands in for DeepSpeed's ``fragment_address``: where a part of a parameter lies in a flat tensor.
@@ -115,6 +121,12 @@ class ZeroPartitions(RankState):
         self.facts = facts
         self._files = files
         path, first = files[0]
+        if facts["ds_config"]["zero_optimization"].get("round_robin_gradients"):
+            raise CheckpointError(
+                f"{path}: saved with {ROUND_ROBIN}\n"
+                "  to do: go on from the weights alone with no_load_optim: true (same step) or "
+                "finetune: true (from step 0)"
+            )
         self.shapes = {
             name: tuple(shape)
             for group in facts["param_shapes"] or ()

@@ -116,10 +116,17 @@ def _optimizers(folder: Path, facts: EngineFacts) -> dict[int, RankState]:
     if facts.zero_stage == 0:
         return _plain_optimizers(folder, files, contents, facts.model_parallel_size)
     kind = LayerPartitions if facts.zero_stage == 3 else ZeroPartitions
-    return {
-        number: kind(_optimizer_files(folder, number, facts.data_parallel_size), content)
-        for number, content in contents.items()
-    }
+    found: dict[int, RankState] = {}
+    for number, content in contents.items():
+        parts = _optimizer_files(folder, number, facts.data_parallel_size)
+        try:
+            found[number] = kind(parts, content)
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise CheckpointError(
+                f"{files[number]} and the {parts[0][0].name} that belong to it are not as DeepSpeed 0.19 "
+                f"writes them for ZeRO {facts.zero_stage}\n  found: {error!r}"
+            ) from error
+    return found
 
 
 def _plain_optimizers(

@@ -26,6 +26,10 @@ def refusal(**changes: Any) -> str:
         ({"train_epochs": 2, "train_iters": 3}, "train_epochs: train_iters is given too: keep one"),
         ({"train_epochs": 0}, "train_epochs: found 0"),
         (
+            {"reshape_on_load": True, "checkpoint": {"use_node_local_storage": True}},
+            "reshape_on_load: reads the parts that all ranks saved",
+        ),
+        (
             {"data_local_cache_limit_gb": 100},
             "data_local_cache_limit_gb: limits the copies in data_local_cache_dir, which is not set",
         ),

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from megatron.checkpointing import Reshaping, find_checkpoint, load_checkpoint, save_checkpoint
+from megatron.checkpointing.reshard import reshard
 from megatron.checkpointing.universal_files import FOLDER
 from megatron.neox_arguments import NeoXArgs
 from megatron.runtime.world import World
@@ -47,14 +48,17 @@ class Journey:
 
     Attributes:
         start: what was trained first.
-        there, back: from the start, and from each of ``there`` in the layout of the start.
+        there, back: from the start's files, and in the layout of the start from the layout-free form of
+            each of ``there``.
         losses: of each of them all after its save, by its folder.
+        whole: the layout-free form of what each of them saved, by its folder.
     """
 
     start: Leg
     there: list[Leg]
     back: list[Leg]
     losses: dict[Path, list[float]]
+    whole: dict[Path, Path]
 
 
 def there_and_back(start: Leg, others: Sequence[Layout]) -> Journey:
@@ -63,14 +67,18 @@ def there_and_back(start: Leg, others: Sequence[Layout]) -> Journey:
     there = [
         replace(start, place=place, load=start.save, save=root / str(place)) for place in others
     ]
-    back = [replace(start, load=leg.save, save=root / f"{leg.place} back") for leg in there]
+    whole = {leg.save: root / f"whole of {leg.save.name}" for leg in (start, *there)}
+    back = [replace(start, load=whole[leg.save], save=root / f"{leg.place} back") for leg in there]
+    whole |= {leg.save: root / f"whole of {leg.save.name}" for leg in back}
     losses: dict[Path, list[float]] = {}
     # In the world of the start before the others, so that worlds are few.
     own = [leg for leg in there if leg.place.ranks == start.place.ranks]
     for legs in ([start, *own], *_worlds([leg for leg in there if leg not in own]), back):
         told, *_ = run_ranks(legs[0].place.ranks, run_legs, legs, timeout=600.0)
         losses |= dict(zip((leg.save for leg in legs), told, strict=True))
-    return Journey(start, there, back, losses)
+        for leg in legs:
+            reshard(leg.save, whole[leg.save])
+    return Journey(start, there, back, losses, whole)
 
 
 def _worlds(legs: Sequence[Leg]) -> list[list[Leg]]:

@@ -11,7 +11,8 @@ import torch
 from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.reshard import reshard
 from tests.parallel.layouts import Layout, Variant
-from tests.parallel.reshaping import BEFORE, Journey, Leg, tensors_of, there_and_back
+from tests.parallel.reshaping import BEFORE, Journey, Leg, run_legs, tensors_of, there_and_back
+from tests.support.ranks import run_ranks
 
 TIED = Variant(kv_heads=2, untied=False)
 # In bytes a tokenizer's 256 ids need no padding; four ranks that share the embedding do.
@@ -20,11 +21,7 @@ PADDED = "word_embeddings", "final_linear"
 
 def require_same_state(journey: Journey) -> None:
     """All hold the same to the last bit: whoever came back, everything."""
-    folder = journey.start.save.parent
-    whole = {}
-    for leg in (journey.start, *journey.there, *journey.back):
-        whole[leg.save] = folder / f"whole of {leg.save.name}"
-        reshard(leg.save, whole[leg.save])
+    whole = journey.whole
     ours = tensors_of(whole[journey.start.save])
     manifest = read_manifest(whole[journey.start.save] / f"global_step{BEFORE}")
     assert manifest is not None
@@ -52,12 +49,7 @@ def require_same_losses(journey: Journey) -> None:
 
 @pytest.mark.ranks
 def test_there_and_back_between_two_ranks(tmp_path: Path) -> None:
-    others = [
-        Layout(data=2, zero=2),
-        Layout(data=2, zero=3),
-        Layout(model=2, zero=0),
-        Layout(pipe=2, zero=1),
-    ]
+    others = [Layout(data=2, zero=3), Layout(pipe=2, zero=1), Layout(model=2, zero=0)]
     journey = there_and_back(Leg(Layout(model=2, zero=1), None, tmp_path / "start"), others)
     require_same_losses(journey)
     require_same_state(journey)
@@ -90,7 +82,13 @@ def test_from_three_dimensions_into_each_other_layout(tmp_path: Path) -> None:
     "start", [Layout(pipe=2, data=2), Layout(model=2, data=2, zero=3)], ids=str
 )
 def test_from_other_optimizers(tmp_path: Path, start: Layout) -> None:
-    others = [Layout(), Layout(pipe=2, model=2, zero=1), Layout(data=2, zero=3)]
+    others = [
+        Layout(),
+        Layout(pipe=2, model=2, zero=1),
+        Layout(data=2, zero=3),
+        Layout(data=2, zero=2, offload=("optimizer",)),
+        Layout(data=2, zero=3, offload=("optimizer", "param")),
+    ]
     journey = there_and_back(Leg(start, None, tmp_path / "start"), others)
     require_same_losses(journey)
     require_same_state(journey)
@@ -122,3 +120,26 @@ def test_in_half_precision_the_exact_weights_travel(
     reference = journey.losses[start.save]
     for losses in journey.losses.values():
         assert losses == pytest.approx(reference, rel=2e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_into_cuts_that_are_not_even(tmp_path: Path) -> None:
+    start = Leg(Layout(model=2, zero=1), None, tmp_path / "start", steps=0)
+    run_ranks(2, run_legs, [start])
+    # Groups of some parameters each, which, small as they are, no rank lets go of.
+    changes: dict[str, Any] = {"zero_optimization": {"stage": 3, "sub_group_size": 5000}}
+    changes |= {"train_batch_size": 6, "train_micro_batch_size_per_gpu": 1}
+    thirds = Leg(
+        Layout(data=3, zero=3),
+        start.save,
+        tmp_path / "thirds",
+        steps=0,
+        changes=tuple(changes.items()),
+    )
+    run_ranks(3, run_legs, [thirds])
+    for leg in (start, thirds):
+        reshard(leg.save, tmp_path / f"{leg.save.name} whole")
+    ours, theirs = (tensors_of(tmp_path / f"{leg.save.name} whole") for leg in (start, thirds))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())

@@ -68,6 +68,16 @@ def reshaped(world: World, folder: Path) -> tuple[str, list[int]]:
     steps.append(train(world, config_of(folder, "half", **whole, **other, **half)))
     tuned = {"finetune": True, "train_iters": 2, "eval_iters": 0}
     steps.append(train(world, config_of(folder, "tuned", **whole, **other, **tuned)))
+    shuffled = DATA | {"zero_optimization": {"stage": 2, "round_robin_gradients": True}}
+    train(world, config_of(folder, "shuffled", **shuffled, exit_interval=1))
+    for load, settings in (("shuffled", TENSOR), ("tensor", shuffled)):
+        with pytest.raises(CheckpointError, match="round_robin_gradients"):
+            train(
+                world,
+                config_of(
+                    folder, "never", load=str(folder / load), **settings, reshape_on_load=True
+                ),
+            )
     # Weights alone need no word.
     texts = {
         name: weights_of(world, config_of(folder, name, **settings))
