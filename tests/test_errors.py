@@ -71,13 +71,17 @@ def test_an_error_of_all_ranks_is_said_once() -> None:
 
 def test_an_error_of_a_node_is_said_by_its_first_rank_first() -> None:
     body = "raise DataError('no such file here')"
-    said = "rank {}: error: no such file here\n"
-    seconds = {}
-    for rank, local_rank in (("0", "0"), ("2", "0"), ("3", "1")):
+
+    def seconds(rank: str, local_rank: str) -> float:
         begin = time.monotonic()
-        assert run(body, RANK=rank, LOCAL_RANK=local_rank).stderr == said.format(rank)
-        seconds[rank] = time.monotonic() - begin
-    assert max(seconds["0"], seconds["2"]) < 2 < seconds["3"]
+        said = run(body, RANK=rank, LOCAL_RANK=local_rank).stderr
+        assert said == f"rank {rank}: error: no such file here\n"
+        return time.monotonic() - begin
+
+    assert seconds("3", "1") > 2
+    for rank in ("0", "2"):
+        # A busy machine may take seconds to start a program, but hardly each time.
+        assert any(seconds(rank, "0") < 2 for _ in range(5))
 
 
 def test_a_failing_program_does_not_wait_for_its_threads() -> None:

@@ -289,7 +289,9 @@ def test_a_run_that_is_stopped_takes_its_files_away(
     _, complaint = process.communicate(timeout=20)
     assert process.returncode == status
     assert "Traceback" not in complaint
-    assert outputs() == []
+    # On a machine so busy that seconds went by, there is work to go on from, and that is said.
+    is_work_left = "the same command goes on from there" in complaint
+    assert outputs() == (["a.partial"] if is_work_left else [])
 
 
 def test_a_killed_worker_ends_the_run(folder: Path) -> None:
