@@ -136,10 +136,15 @@ class Unfinished:
         with errors_name(str(self._folder)):
             name = f"part-{number}-of-{self._count}"
             if self._afresh and not self._alone:
-                for path in self._folder.glob(f"{name}.*"):
-                    path.unlink()
-            part = Part(self._folder, name, [file.key for file in self._files], made_from)
-        self._parts.append(part)
+                self._remove_files(f"{name}.*")
+            is_new = not any(self._folder.glob(f"{name}.*"))
+            try:
+                part = Part(self._folder, name, [file.key for file in self._files], made_from)
+                self._parts.append(part)
+            except BaseException:  # a signal, say: nobody knows the part yet to take it away
+                if is_new:
+                    self._remove_files(f"{name}.*")
+                raise
         return part
 
     def put_down(self, part: Part) -> None:
@@ -215,8 +220,8 @@ class Unfinished:
                 f"{max(part.tally.documents):,}",
             )
 
-    def _remove_files(self) -> None:
-        for path in self._folder.iterdir():
+    def _remove_files(self, pattern: str = "*") -> None:
+        for path in self._folder.glob(pattern):
             if path.name != "lock":
                 path.unlink()
 
