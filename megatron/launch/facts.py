@@ -16,7 +16,7 @@ from megatron.monitor.from_arguments import batch_facts, flops_a_token, model_fa
 from megatron.monitor.pipeline_facts import memory_of_largest_stage, pipeline_text
 from megatron.monitor.units import bytes_text, count_text, flops_text
 from megatron.neox_arguments import BatchSizes, NeoXArgs
-from megatron.neox_arguments.doubts import doubts
+from megatron.neox_arguments.doubts import doubt_about_sums, doubts
 
 # Where no tokenizer can be asked: GPT-2's and the 20B tokenizer's vocabularies, as Pythia pads them.
 _USUAL_VOCABULARY = 50_304
@@ -67,6 +67,7 @@ def facts_page(args: NeoXArgs, *, ranks: int, accelerators: int, more: Sequence[
         *more,
         *ends,
         *(("look at", line) for line in _few_micro_batches(args, batch)),
+        *(("look at", line) for line in _about_sums(args, batch)),
         *(("look at", line) for line in (*doubt, *data.lines, *missing_lines(args))),
     ]
     return head + facts_block(facts, _label_once(rows)) + "\n"
@@ -107,6 +108,11 @@ def _few_micro_batches(args: NeoXArgs, batch: BatchSizes | None) -> Iterator[str
             f"gradient_accumulation_steps: {batch.gradient_accumulation_steps} micro-batches cannot keep "
             f"{stages} pipeline stages (pipe_parallel_size) busy: use several times as many"
         )
+
+
+def _about_sums(args: NeoXArgs, batch: BatchSizes | None) -> Iterator[str]:
+    if batch is not None:
+        yield from doubt_about_sums(args, batch.gradient_accumulation_steps)
 
 
 def _layout(args: NeoXArgs, ranks: int, accelerators: int) -> LayoutFacts:

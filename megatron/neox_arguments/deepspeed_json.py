@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import TYPE_CHECKING, Any
 
 from megatron.neox_arguments.nested_keys import NOT_DEEPSPEEDS
@@ -75,8 +76,8 @@ def _pipeline(args: NeoXArgs, written: dict[str, Any]) -> dict[str, Any]:
     split = {"pipe_partitioned": False, "grad_partitioned": False} if whole else {}
     return {
         **({"pipeline": {**written.get("pipeline", {}), **split}} if split else {}),
-        # This engine prints its lines, past any logger.
-        "steps_per_print": None,
+        # This engine prints its lines, past any logger; with wall_clock_breakdown it needs a number.
+        "steps_per_print": sys.maxsize,
     }
 
 

@@ -16,6 +16,22 @@ def doubts(args: NeoXArgs) -> list[str]:
     return [*_about_the_schedule(args), *_about_the_data(args), *_about_checkpoints(args)]
 
 
+def doubt_about_sums(args: NeoXArgs, micro_batches: int) -> Iterator[str]:
+    """Whether gradients lose digits where they are added up.
+
+    Args:
+        args: the configuration.
+        micro_batches: of a step, on each rank.
+    """
+    asked = (args.ds.data_types or {}).get("grad_accum_dtype")
+    if args.model.precision == "bfloat16" and micro_batches > 1 and asked != "fp32":
+        yield (
+            f"data_types: gradients of {micro_batches:,} micro-batches are added up in bf16, which rounds "
+            "each sum to 8 bits: more exact, for more memory, with data_types: {grad_accum_dtype: fp32} and "
+            "fp32_allreduce: true"
+        )
+
+
 def _about_the_schedule(args: NeoXArgs) -> Iterator[str]:
     steps, schedule = args.training.train_iters, args.lr_schedule
     if not steps:

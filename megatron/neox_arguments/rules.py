@@ -647,6 +647,21 @@ def _gradients_are_checked(args: NeoXArgs) -> Iterator[Finding]:
         )
 
 
+# How DeepSpeed names the type of a precision.
+_DTYPES = {"fp32": ("fp32",), "bfloat16": ("bf16", "bfp16"), "fp16": ("fp16",)}
+
+
+@_rule("data_types", "precision")
+def _gradients_add_up_in_a_type_that_holds_them(args: NeoXArgs) -> Iterator[Finding]:
+    asked = (args.ds.data_types or {}).get("grad_accum_dtype")
+    if asked not in (None, "fp32", *_DTYPES[args.model.precision]):
+        yield (
+            "data_types.grad_accum_dtype",
+            f"gradients of a model in {args.model.precision} cannot be added up in {asked}: use fp32, or "
+            "take it out",
+        )
+
+
 @_rule("fp16", "loss_scale", "dynamic_loss_scale")
 def _the_loss_scale_is_fixed_or_dynamic(args: NeoXArgs) -> Iterator[Finding]:
     scaling = args.loss_scaling

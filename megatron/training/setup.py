@@ -6,6 +6,8 @@ model everywhere.
 
 from __future__ import annotations
 
+import contextlib
+import io
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -132,14 +134,16 @@ def build_engine(args: NeoXArgs, parts: Parts, model: GPT2Model) -> Any:
     if args.parallelism.pipe_parallel_size > 0:
         loss = PipelineLoss(parts.groups, z_loss=args.alignment.z_loss)
         pipe = GPT2ModelPipe(model, loss, Boundaries.of(args.data))
-    engine, _, _, _ = deepspeed.initialize(
-        model=pipe or model,
-        model_parameters=weight_decay_groups(model, args.optim.weight_decay),
-        config=args.deepspeed_config(parts.world.size),
-        # A pipeline's engine has groups of its own, of the same ranks.
-        mpu=None if pipe else parts.groups,
-        dist_init_required=False,
-    )
+    # One of its optimizers, for bf16 with gradients in fp32, prints what memory there is.
+    with contextlib.redirect_stdout(io.StringIO()):
+        engine, _, _, _ = deepspeed.initialize(
+            model=pipe or model,
+            model_parameters=weight_decay_groups(model, args.optim.weight_decay),
+            config=args.deepspeed_config(parts.world.size),
+            # A pipeline's engine has groups of its own, of the same ranks.
+            mpu=None if pipe else parts.groups,
+            dist_init_required=False,
+        )
     # Stage 0 in fp32 is clipped by train_step: see megatron.optimizers.grad_norm.
     engine.clip_fp32_gradients = lambda: None
     if pipe is not None:

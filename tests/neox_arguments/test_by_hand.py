@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from megatron.neox_arguments import NeoXArgs
@@ -168,7 +169,7 @@ def test_it_loads_and_tells_what_it_ignores(tmp_path: Path) -> None:
             "contiguous_gradients": True,
             "cpu_offload": False,
         },
-        "steps_per_print": None,  # in a pipeline
+        "steps_per_print": sys.maxsize,  # in a pipeline
         "wall_clock_breakdown": True,
         "prescale_gradients": False,
         "gradient_predivide_factor": 1.0,

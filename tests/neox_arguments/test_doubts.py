@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from megatron.neox_arguments import NeoXArgs
-from megatron.neox_arguments.doubts import doubts
+from megatron.neox_arguments.doubts import doubt_about_sums, doubts
 from tests.support.small_config import small
 
 # A configuration that nothing is to be said about: 10 steps, all three splits, saved half-way.
@@ -71,3 +71,18 @@ def test_a_sound_configuration() -> None:
 )
 def test_a_doubt(changes: dict[str, Any], line: str) -> None:
     assert doubts_about(**changes) == [line]
+
+
+@pytest.mark.parametrize(
+    ("changes", "micro_batches", "said"),
+    [
+        ({"precision": "bfloat16"}, 8, ["gradients of 8 micro-batches are added up in bf16"]),
+        ({"precision": "bfloat16"}, 1, []),
+        ({"precision": "bfloat16", "data_types": {"grad_accum_dtype": "fp32"}}, 8, []),
+        ({"precision": "fp32"}, 8, []),
+    ],
+)
+def test_sums_of_gradients(changes: dict[str, Any], micro_batches: int, said: list[str]) -> None:
+    args = NeoXArgs.from_dict(small(**SOUND | changes))
+    found = [line.removeprefix("data_types: ") for line in doubt_about_sums(args, micro_batches)]
+    assert [line.split(",")[0] for line in found] == said

@@ -348,6 +348,10 @@ def test_precision(changes: dict[str, Any], precision: str, stage: int) -> None:
             "fp16.fp16_master_weights_and_grads: is not supported yet: take it out",
         ),
         (
+            {"precision": "fp16", "data_types": {"grad_accum_dtype": "bf16"}},
+            "data_types.grad_accum_dtype: gradients of a model in fp16 cannot be added up in bf16: use",
+        ),
+        (
             {"precision": "bfloat16", "bf16": {"check_grad_overflow": False}},
             "bf16.check_grad_overflow: is false: gradients that are no numbers would be put into the",
         ),

@@ -47,13 +47,15 @@ class DeepSpeedArgs:
     """Automatic casting."""
 
     communication_data_type: Literal["fp32", "fp16", "bf16", "bfp16"] | None = None
-    """Type in which gradients travel. Default: that of the gradients."""
+    """Type in which gradients are summed over ranks. Default: that of the weights. In half precision the sum
+    is rounded again behind it unless `data_types: {grad_accum_dtype: fp32}` is set too."""
 
     seq_parallel_communication_data_type: Literal["fp32", "fp16", "bf16", "bfp16"] | None = None
     """Type in which sequence-parallel gradients travel."""
 
     data_types: Group = None
-    """DeepSpeed's `grad_accum_dtype` and its like."""
+    """DeepSpeed's types. `grad_accum_dtype: fp32` adds up the gradients of micro-batches in fp32, which
+    takes more memory; by default they add up in the type of the weights."""
 
     zero_allow_untested_optimizer: bool | None = None
     """Let ZeRO run with an optimizer that DeepSpeed has no test for. Set by itself for `sgd`."""
