@@ -97,7 +97,9 @@ def load_checkpoint(
         )
     now = engine_facts(engine, world.size)
     different = _differences(manifest.engine, now, load_optim)
-    if manifest.whole is not None or (different and reshaping is not None and reshaping.allowed):
+    # As many stages may hold other layers (pipe_partition_method), which the facts do not tell.
+    may_differ = bool(different) or now.pipe_parallel_size > 1
+    if manifest.whole is not None or (may_differ and reshaping is not None and reshaping.allowed):
         assert reshaping is not None, "a layout-free checkpoint is loaded a parameter at a time"
         load_reshaped(
             engine,
@@ -106,7 +108,7 @@ def load_checkpoint(
             groups=reshaping.groups,
             load_optim=load_optim,
         )
-        log.info("reshaped %s: %s", info.path.name, _said(different) or "it has no layout")
+        log.info("reshaped %s: %s", info.path.name, _said(different) or "a parameter at a time")
         return info.state
     if different:
         raise CheckpointError(
@@ -149,9 +151,11 @@ def _load(engine: Engine, info: CheckpointInfo, load_optim: bool) -> None:
             # The files are in order, but of another model: which weights differ says more.
             ranks = engine_facts(engine, 1).model_parallel_size
             check_weights_fit(model_under(engine), info, ranks)
+        stages = "; for a pipe_partition_method that it was not saved with, reshape_on_load: true"
         raise CheckpointError(
             f"{info.path} cannot be loaded\n  found: {describe(error)}\n"
             "  to do: restore it, or choose another step with --iteration N"
+            + (stages if engine.pipeline_parallelism else "")
         ) from error
     if path is None or engine.global_steps != info.step:
         raise CheckpointError(

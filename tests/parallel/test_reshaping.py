@@ -124,6 +124,20 @@ def test_in_half_precision_the_exact_weights_travel(
 
 @pytest.mark.slow
 @pytest.mark.ranks
+def test_into_as_many_stages_with_other_layers(tmp_path: Path) -> None:
+    changes = (("pipe_partition_method", "type:NormPipe|ParallelLinearPipe"),)
+    start = Leg(Layout(pipe=2), None, tmp_path / "start")
+    other = Leg(Layout(pipe=2), start.save, tmp_path / "other", changes=changes)
+    (expected, found), _ = run_ranks(2, run_legs, [start, other])
+    assert found == pytest.approx(expected, rel=1e-6)
+    stages = [
+        leg.save / f"global_step{BEFORE}" / "mp_rank_00_model_states.pt" for leg in (start, other)
+    ]
+    assert stages[0].stat().st_size != stages[1].stat().st_size
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
 def test_into_cuts_that_are_not_even(tmp_path: Path) -> None:
     start = Leg(Layout(model=2, zero=1), None, tmp_path / "start", steps=0)
     run_ranks(2, run_legs, [start])
