@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from megatron.neox_arguments.rules.rule import Finding, Rules
+
 if TYPE_CHECKING:
     from megatron.neox_arguments.arguments import NeoXArgs
 
-Finding = tuple[str, str]
-
+RULES = Rules()
 _GROUP = "zero_optimization"
 _COMPILED = "needs code that DeepSpeed compiles for GPUs when a run starts: take it out"
 # Options that ask for something when they are true, and why they cannot be had.
@@ -27,6 +28,7 @@ _NOT_HERE = {
 }
 
 
+@RULES.about("zero_optimization", "zero_stage", "pipe_parallel_size")
 def zero_stage_is_here(args: NeoXArgs) -> Iterator[Finding]:
     """The stage itself, and the pipeline."""
     stage = args.optim.zero_stage
@@ -40,6 +42,7 @@ def zero_stage_is_here(args: NeoXArgs) -> Iterator[Finding]:
         )
 
 
+@RULES.about("zero_optimization", "optimizer", "zero_force_ds_cpu_optimizer")
 def offloading_is_here(args: NeoXArgs) -> Iterator[Finding]:
     """What moves to the host's memory: from which stage on, and with which optimizer."""
     optim = args.optim
@@ -79,6 +82,7 @@ def _offload_options(offload: dict[str, Any]) -> Iterator[Finding]:
         )
 
 
+@RULES.about("zero_optimization", "prescale_gradients", "gradient_predivide_factor")
 def zero_options_are_here(args: NeoXArgs) -> Iterator[Finding]:
     """Options inside ``zero_optimization``."""
     group, stage = _group(args), args.optim.zero_stage

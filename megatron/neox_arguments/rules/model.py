@@ -1,0 +1,225 @@
+"""The model's shape and its variants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from megatron.neox_arguments.rules.rule import Finding, Rules
+from megatron.neox_arguments.sections.attention import ATTENTION_KINDS, expand_attention_config
+from megatron.neox_arguments.sections.norms import NORMS_WITH_WEIGHTS
+
+if TYPE_CHECKING:
+    from megatron.neox_arguments.arguments import NeoXArgs
+
+RULES = Rules()
+
+# Kinds of attention that GPT-NeoX has beside ATTENTION_KINDS.
+_KINDS_NOT_YET = frozenset(
+    {
+        "sparse_fixed",
+        "sparse_variable",
+        "bigbird",
+        "bslongformer",
+        "gmlp",
+        "amlp",
+        "mamba",
+        "rwkv",
+    }
+)
+
+
+@RULES.about("hidden_size", "num_attention_heads", "head_dim")
+def _heads_fit(args: NeoXArgs) -> Iterator[Finding]:
+    hidden, heads = args.model.hidden_size, args.model.num_attention_heads
+    assert hidden
+    assert heads
+    if args.model.head_dim is None and hidden % heads:
+        yield (
+            "hidden_size",
+            f"{hidden} is no multiple of num_attention_heads {heads}: each head needs a whole width "
+            "(or give head_dim)",
+        )
+
+
+@RULES.about("num_attention_heads", "num_kv_heads")
+def _kv_heads_fit(args: NeoXArgs) -> Iterator[Finding]:
+    heads, kv_heads = args.model.num_attention_heads, args.model.kv_heads
+    assert heads
+    if heads % kv_heads:
+        yield (
+            "num_kv_heads",
+            f"num_attention_heads {heads} is no multiple of {kv_heads}: "
+            "each key-value head serves a whole number of query heads",
+        )
+
+
+@RULES.about("seq_length", "max_position_embeddings")
+def _positions_suffice(args: NeoXArgs) -> Iterator[Finding]:
+    length, positions = args.model.seq_length, args.model.max_position_embeddings
+    assert length
+    assert positions
+    if length > positions:
+        yield (
+            "max_position_embeddings",
+            f"{positions} is less than seq_length {length}: positions beyond it have no meaning",
+        )
+
+
+@RULES.about("pos_emb", "rotary_pct", "hidden_size", "num_attention_heads", "head_dim")
+def _rotary_is_even(args: NeoXArgs) -> Iterator[Finding]:
+    model = args.model
+    assert model.hidden_size
+    assert model.num_attention_heads
+    whole = model.head_dim or model.hidden_size % model.num_attention_heads == 0
+    if model.pos_emb != "rotary" or not whole:
+        return
+    if model.rotary_dim < 2 or model.rotary_dim % 2:
+        yield (
+            "rotary_pct",
+            f"{model.rotary_pct:g} of the {model.head_width} dimensions per head (head_dim, or hidden_size / "
+            f"num_attention_heads) is {model.rotary_dim}; rotations need an even number from 2 on",
+        )
+
+
+@RULES.about("intermediate_size", "expansion_factor", "hidden_size")
+def _one_mlp_width(args: NeoXArgs) -> Iterator[Finding]:
+    model = args.model
+    if model.intermediate_size is None or model.expansion_factor is None:
+        return
+    assert model.hidden_size
+    if model.intermediate_size != int(model.expansion_factor * model.hidden_size):
+        yield (
+            "intermediate_size",
+            f"{model.intermediate_size} is not expansion_factor {model.expansion_factor:g} x hidden_size "
+            f"{model.hidden_size}: give one of the two",
+        )
+
+
+@RULES.about("attention_config", "sliding_window_width")
+def _windows_have_a_width(args: NeoXArgs) -> Iterator[Finding]:
+    config = args.model.attention_config
+    if args.model.sliding_window_width is None and config and "local" in str(config):
+        yield "attention_config", "local layers see a window: give sliding_window_width, in tokens"
+
+
+@RULES.about("gpt_j_tied", "gpt_j_residual")
+def _one_norm_needs_one_input(args: NeoXArgs) -> Iterator[Finding]:
+    if args.model.gpt_j_tied and not args.model.gpt_j_residual:
+        yield (
+            "gpt_j_tied",
+            "attention and MLP can share a norm where they have the same input: set gpt_j_residual: true",
+        )
+
+
+@RULES.about("pos_emb", "opt_pos_emb_offset", "hidden_size")
+def _tables_of_positions_fit(args: NeoXArgs) -> Iterator[Finding]:
+    model = args.model
+    if model.opt_pos_emb_offset and model.pos_emb != "learned":
+        yield "opt_pos_emb_offset", f"has a meaning with pos_emb: learned, found {model.pos_emb}"
+    if model.pos_emb == "sinusoidal" and model.hidden_size % 2:
+        yield (
+            "hidden_size",
+            f"{model.hidden_size} is odd: pos_emb: sinusoidal has a sine and a cosine each",
+        )
+
+
+@RULES.about("pos_emb", "rotary_scaling", "rotary_scaling_factor", "rotary_original_positions")
+def _rotations_can_be_scaled(args: NeoXArgs) -> Iterator[Finding]:
+    model, kind = args.model, args.model.rotary_scaling
+    if kind == "none":
+        return
+    if model.pos_emb != "rotary":
+        yield (
+            "rotary_scaling",
+            f"has a meaning with pos_emb: rotary, found {model.pos_emb}: take it out",
+        )
+    if model.rotary_scaling_factor < 1:
+        yield (
+            "rotary_scaling_factor",
+            f"{model.rotary_scaling_factor:g} is below 1: texts get longer",
+        )
+    if kind != "linear" and model.rotary_original_positions is None:
+        yield "rotary_original_positions", f"missing: rotary_scaling: {kind} follows from it"
+    if kind == "llama3" and model.rotary_low_freq_factor >= model.rotary_high_freq_factor:
+        yield (
+            "rotary_low_freq_factor",
+            f"{model.rotary_low_freq_factor:g} is not below rotary_high_freq_factor "
+            f"{model.rotary_high_freq_factor:g}",
+        )
+
+
+@RULES.about("norm_weight_offset", "norm")
+def _an_offset_needs_weights(args: NeoXArgs) -> Iterator[Finding]:
+    if args.model.norm_weight_offset and args.model.norm not in NORMS_WITH_WEIGHTS:
+        yield (
+            "norm_weight_offset",
+            f"is added to a norm's weights, which norm: {args.model.norm} does not have: take it out",
+        )
+
+
+@RULES.about("gelu_form", "activation")
+def _a_form_needs_gelu(args: NeoXArgs) -> Iterator[Finding]:
+    if args.model.gelu_form is not None and args.model.activation not in ("gelu", "geglu"):
+        yield (
+            "gelu_form",
+            f"has a meaning with activation: gelu and geglu, found {args.model.activation}: take it out",
+        )
+
+
+@RULES.about("qk_norm", "use_qk_layernorm", "norm", "num_attention_heads", "num_kv_heads")
+def _queries_and_keys_can_be_normalised(args: NeoXArgs) -> Iterator[Finding]:
+    model = args.model
+    key = "use_qk_layernorm" if model.use_qk_layernorm else "qk_norm"
+    if model.use_qk_layernorm and model.qk_norm == "head":
+        yield "qk_norm", "is head, but use_qk_layernorm: true means neox: keep one of the two"
+    elif model.qk_norm_kind == "neox" and model.norm != "layernorm":
+        yield (
+            key,
+            f"one norm over all heads (neox) is a layernorm, norm is {model.norm}: use qk_norm: head",
+        )
+    elif model.qk_norm_kind == "neox" and model.kv_heads != model.num_attention_heads:
+        yield (
+            key,
+            f"one norm over all heads (neox) needs as many key heads as query heads, num_kv_heads is "
+            f"{model.kv_heads} of {model.num_attention_heads}: use qk_norm: head",
+        )
+    elif model.qk_norm_kind == "head" and model.norm not in NORMS_WITH_WEIGHTS:
+        yield (
+            key,
+            f"a norm of each head has weights, norm: {model.norm} has none of that form: use layernorm or "
+            "rmsnorm, or qk_norm: none",
+        )
+
+
+@RULES.about("qk_norm", "use_qk_layernorm", "context_parallel_size")
+def _all_heads_are_here(args: NeoXArgs) -> Iterator[Finding]:
+    if args.model.qk_norm_kind == "neox" and args.parallelism.context_parallel_size > 1:
+        yield (
+            "context_parallel_size",
+            "each rank attends with some heads, and one norm over all heads (qk_norm: neox) needs them "
+            "all: use qk_norm: head, or model_parallel_size",
+        )
+
+
+@RULES.about("attention_config", "num_layers")
+def _attention_is_known(args: NeoXArgs) -> Iterator[Finding]:
+    if args.model.attention_config is None:
+        return
+    assert args.model.num_layers
+    try:
+        kinds = expand_attention_config(args.model.attention_config, args.model.num_layers)
+    except ValueError as error:
+        yield "attention_config", str(error)
+        return
+    for kind in dict.fromkeys(kinds):
+        if kind in _KINDS_NOT_YET:
+            yield (
+                "attention_config",
+                f"{kind} is not supported yet; choose of {', '.join(sorted(ATTENTION_KINDS))}",
+            )
+        elif kind not in ATTENTION_KINDS:
+            yield (
+                "attention_config",
+                f"{kind} is no kind of attention; choose of {', '.join(sorted(ATTENTION_KINDS))}",
+            )
