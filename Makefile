@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 
 help:
 	@echo "make quickstart   install, tokenize, train, resume, evaluate and generate on this machine's CPU"
-	@echo "make test         install what the tests need and run them (under 6 minutes on 2 cores)"
+	@echo "make test         install what the tests need and run them (about 7 minutes on 2 cores)"
 	@echo "make test-all     the slow tests too"
 	@echo "make lint         ruff and mypy"
 	@echo "make format       let ruff lay the code out"
