@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import nn
 
-from megatron.checkpointing.layer_files import holds_parts, write_layers
+from megatron.checkpointing.layer_files import holds_parts, write_layers, writes_for_its_node
 from megatron.checkpointing.manifest import EngineFacts
 from megatron.runtime.durable import new_file
 from megatron.runtime.stock_deepspeed import Engine, deepspeed
@@ -160,9 +160,8 @@ def _writing_through(writer: ShardWriter, engine: Engine, with_optimizer: bool) 
     engine.checkpoint_engine = writer
     engine.save_zero_checkpoint = saves_zero and with_optimizer
     if engine.use_node_local_storage():
-        # DeepSpeed would let the first process of a node write alone, but the weights of every
-        # model-parallel rank have to be on its disk. Those ranks are neighbours.
-        engine.save_non_zero_checkpoint = int(engine.local_rank) < int(engine.mp_world_size)
+        # DeepSpeed would let the first process of a node write alone.
+        engine.save_non_zero_checkpoint = writes_for_its_node(engine)
     engine._copy_recovery_script = lambda _save_dir: writer.copy_recovery_scripts(scripts)
     try:
         yield

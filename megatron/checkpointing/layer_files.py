@@ -51,5 +51,13 @@ def write_layers(engine: Engine, save: Callable[[Mapping[str, Tensor], str], Non
 
 def _writes(engine: Engine, parameters: list[nn.Parameter]) -> bool:
     if engine.use_node_local_storage():
-        return bool(engine.local_rank < engine.mp_world_size)
+        return writes_for_its_node(engine)
     return is_first_holder(parameters)
+
+
+def writes_for_its_node(engine: Engine) -> bool:
+    """Whether this rank writes weights on a disk that only its node has.
+
+    All model-parallel ranks' weights have to be there. Those ranks are neighbours.
+    """
+    return int(engine.local_rank) < int(engine.mp_world_size)

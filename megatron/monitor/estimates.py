@@ -115,30 +115,19 @@ def estimate_memory(
     # ZeRO keeps fp32 copies of its share whatever the precision; stage 0 in fp32 needs none.
     copies = 1 if half_precision or zero_stage >= 1 else 0
     tokens = micro_batch_size * seq_length
-    first = (2 if gated else 1) * mlp_width
-    queries = hidden_size if attention_width is None else attention_width
-    qkv = queries + 2 * kv_size
-    # A token's share of what lies between the parallel layers.
-    between = -(-hidden_size // sequence_shards)
-    # Kept for the backward pass of one layer, per token: its input and the outputs of two norms;
-    # queries, keys and values, and the former two rotated; the attention's output, as it comes and
-    # with its heads joined; the MLP before and after its activation. Fused attention keeps no s × s
-    # scores.
-    per_layer = 3 * between + qkv + (queries + kv_size) + 2 * queries
-    per_layer += first + mlp_width
-    kept = in_flight * num_layers * per_layer
-    away = 0
-    if (
-        checkpoint_activations
-    ):  # the input of each group of layers, and one group that is recomputed
-        groups = -(-num_layers // checkpoint_num_layers)
-        inputs = in_flight * groups * -(-hidden_size // max(sequence_shards, input_shards))
-        kept = min(num_layers, checkpoint_num_layers) * per_layer
-        if inputs_on_host:
-            away = inputs
-        else:
-            kept += inputs
-    kept += first + mlp_width + qkv  # the gradients of one layer
+    kept, away = _kept_numbers(
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        queries=hidden_size if attention_width is None else attention_width,
+        kv_size=kv_size,
+        mlp_width=mlp_width,
+        linear1=(2 if gated else 1) * mlp_width,
+        sequence_shards=sequence_shards,
+        in_flight=in_flight,
+        recomputed=checkpoint_num_layers if checkpoint_activations else None,
+        input_shards=input_shards,
+        inputs_on_host=inputs_on_host,
+    )
     # The logits, their fp32 form, and its gradient.
     logits = vocab_size * (size + 2 * _FP32_BYTES)
     shards = data_parallel_size if zero_stage >= 3 else 1
@@ -164,6 +153,44 @@ def estimate_memory(
         activations=tokens * (kept * size + logits),
         host=host,
     )
+
+
+def _kept_numbers(
+    *,
+    num_layers: int,
+    hidden_size: int,
+    queries: int,
+    kv_size: int,
+    mlp_width: int,
+    linear1: int,
+    sequence_shards: int,
+    in_flight: int,
+    recomputed: int | None,
+    input_shards: int,
+    inputs_on_host: bool,
+) -> tuple[int, int]:
+    """Numbers of a token that the layers keep for the backward pass: on the device, in the host's memory.
+
+    Widths are this rank's, as in :func:`estimate_memory`; ``linear1`` is the first layer's of the MLP.
+    ``recomputed`` layers at a time are computed again, of which the input alone is kept; None: all is.
+    """
+    qkv = queries + 2 * kv_size
+    # A token's share of what lies between the parallel layers.
+    between = -(-hidden_size // sequence_shards)
+    # Kept for the backward pass of one layer, per token: its input and the outputs of two norms;
+    # queries, keys and values, and the former two rotated; the attention's output, as it comes and
+    # with its heads joined; the MLP before and after its activation. Fused attention keeps no s × s
+    # scores.
+    per_layer = 3 * between + qkv + (queries + kv_size) + 2 * queries
+    per_layer += linear1 + mlp_width
+    under_way = linear1 + mlp_width + qkv  # the gradients of one layer
+    if recomputed is None:
+        return in_flight * num_layers * per_layer + under_way, 0
+    # The input of each group of layers, and one group that is recomputed.
+    groups = -(-num_layers // recomputed)
+    inputs = in_flight * groups * -(-hidden_size // max(sequence_shards, input_shards))
+    kept = min(num_layers, recomputed) * per_layer + under_way
+    return (kept, inputs) if inputs_on_host else (kept + inputs, 0)
 
 
 def _under_way(

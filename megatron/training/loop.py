@@ -27,8 +27,8 @@ class LoggedStep:
         state: where the run stands after the step.
         loss: mean loss, nats per token.
         learning_rate, grad_norm: of the last step.
-    skipped: steps whose gradients overflowed in fp16, and which changed nothing.
-    loss_scale: what the next step's loss is multiplied by in fp16, else None.
+        skipped: steps whose gradients overflowed in fp16, and which changed nothing.
+        loss_scale: what the next step's loss is multiplied by in fp16, else None.
         seconds: mean wall time of a step, evaluation and saving left out.
         data_seconds: how much of it was waiting for data.
     """

@@ -19,10 +19,10 @@ from megatron.runtime.seeds import seed_dropout
 from megatron.runtime.world import World
 from megatron.training import step
 from megatron.training.loading import load_trained_model
-from megatron.training.run import run_training
 from megatron.training.setup import build_parts
 from tests.support.ranks import run_ranks
 from tests.support.tiny import series, tiny_config, write_tokens
+from tests.support.whole_runs import train_all
 
 EXACT = ("train/lm_loss", "train/grad_norm", "validation/lm_loss", "test/lm_loss")
 DOCUMENTS = {"reset_attention_mask": True, "reset_position_ids": True}
@@ -58,13 +58,6 @@ def config_of(
         **VARIANTS[variant],
         **changes,
     )
-
-
-def train_all(world: World, configs: list[dict[str, Any]]) -> list[int]:
-    return [
-        run_training(NeoXArgs.from_dict(config, world_size=world.size), world).step
-        for config in configs
-    ]
 
 
 def score(world: World, config: dict[str, Any], output: Path) -> str | None:

@@ -15,11 +15,11 @@ from megatron.mpu import ParallelGroups
 from megatron.neox_arguments import NeoXArgs
 from megatron.runtime.stock_deepspeed import deepspeed
 from megatron.runtime.world import World
-from megatron.training.run import run_training
 from megatron.training.setup import DTYPES, build_engine, build_model, build_parts
 from megatron.training.step import StepSettings, train_step
 from tests.support.ranks import run_ranks
 from tests.support.tiny import series, tiny_config, write_tokens
+from tests.support.whole_runs import train_all
 
 RANKS = 4
 MICRO_BATCHES = 8
@@ -145,13 +145,6 @@ def test_sums_in_fp32_in_every_stage_and_place(tmp_path: Path) -> None:
         cases[f"fp16 {stage}"] = ("fp16", stage, {})
         cases[f"offloaded {stage}"] = ("bfloat16", stage, {"zero_optimization": offloaded})
     check(tmp_path, cases)
-
-
-def train_all(world: World, configs: list[dict[str, Any]]) -> list[int]:
-    return [
-        run_training(NeoXArgs.from_dict(config, world_size=world.size), world).step
-        for config in configs
-    ]
 
 
 @pytest.mark.ranks

@@ -13,10 +13,10 @@ from megatron.errors import CheckpointError, ConfigError
 from megatron.neox_arguments import NeoXArgs
 from megatron.runtime.partitioned import gathered
 from megatron.runtime.world import World
-from megatron.training.run import run_training
 from megatron.training.setup import build_engine, build_model, build_parts
 from tests.support.ranks import run_ranks
 from tests.support.tiny import series, tiny_config, write_tokens
+from tests.support.whole_runs import train_all
 
 EXACT = ("train/lm_loss", "train/grad_norm", "validation/lm_loss")
 STEPS = 4
@@ -82,13 +82,6 @@ def config_of(folder: Path, variant: str, kind: str, **changes: Any) -> dict[str
         "load": place,
     }
     return tiny_config(folder, **(settings | VARIANTS[variant] | changes))
-
-
-def train_all(world: World, configs: list[dict[str, Any]]) -> list[int]:
-    return [
-        run_training(NeoXArgs.from_dict(config, world_size=world.size), world).step
-        for config in configs
-    ]
 
 
 def whole_weights(engine: Any) -> dict[str, torch.Tensor]:

@@ -21,10 +21,10 @@ from megatron.generation import generate
 from megatron.neox_arguments import NeoXArgs
 from megatron.runtime.world import World
 from megatron.training.loading import load_trained_model
-from megatron.training.run import run_training
 from megatron.training.setup import build_parts
 from tests.support.ranks import run_ranks
 from tests.support.tiny import series, tiny_config, write_tokens
+from tests.support.whole_runs import train_all
 
 EXACT = ("train/lm_loss", "train/grad_norm", "validation/lm_loss")
 APART = {"reset_position_ids": True, "reset_attention_mask": True}
@@ -63,13 +63,6 @@ def config_of(folder: Path, variant: str, kind: str, **changes: Any) -> dict[str
         load=place,
         **shape,
     )
-
-
-def train_all(world: World, configs: list[dict[str, Any]]) -> list[int]:
-    return [
-        run_training(NeoXArgs.from_dict(config, world_size=world.size), world).step
-        for config in configs
-    ]
 
 
 def used(world: World, config: dict[str, Any]) -> tuple[float, list[str]]:

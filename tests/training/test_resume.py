@@ -10,11 +10,10 @@ import pytest
 
 from megatron.checkpointing import claimed_save_folder
 from megatron.errors import CheckpointError
-from megatron.neox_arguments import NeoXArgs
 from megatron.runtime.world import World
-from megatron.training.run import run_training
 from tests.support.ranks import run_ranks
 from tests.support.tiny import series, tiny_config, write_tokens
+from tests.support.whole_runs import train_all
 
 EXACT = ("train/lm_loss", "train/learning_rate", "train/grad_norm", "validation/lm_loss")
 VARIANTS = [
@@ -23,14 +22,6 @@ VARIANTS = [
 # Documents kept apart.
 APART = "fp32-zero1-apart"
 VARIANTS.append(APART)
-
-
-def train_all(world: World, configs: list[dict[str, Any]]) -> list[int]:
-    """Several runs after one another in one world; the steps that each one reached."""
-    return [
-        run_training(NeoXArgs.from_dict(config, world_size=world.size), world).step
-        for config in configs
-    ]
 
 
 def config_of(folder: Path, variant: str, kind: str) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from megatron.generation import generate
 from megatron.neox_arguments import NeoXArgs
 from megatron.runtime.world import World
 from megatron.training.loading import load_trained_model
-from megatron.training.run import run_training
 from megatron.training.setup import build_parts
 from tests.support.ranks import run_ranks
 from tests.support.tiny import series, tiny_config, write_tokens
+from tests.support.whole_runs import train_all
 
 EXACT = ("train/lm_loss", "train/grad_norm", "validation/lm_loss")
 # Two copies of two tensor-parallel ranks; with one key/value head both ranks of a copy hold it.
@@ -52,13 +52,6 @@ def config_of(folder: Path, variant: str, kind: str, **changes: Any) -> dict[str
         load=place,
         **changes,
     )
-
-
-def train_all(world: World, configs: list[dict[str, Any]]) -> list[int]:
-    return [
-        run_training(NeoXArgs.from_dict(config, world_size=world.size), world).step
-        for config in configs
-    ]
 
 
 def resume_and_use(
