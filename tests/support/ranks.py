@@ -14,18 +14,25 @@ DeepSpeed already makes each world cost well under a second beyond the work itse
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import multiprocessing.connection
 import os
 import socket
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.support.preload"])
+# Longer than a world ever takes, even where the disk of a shared machine stalls for a minute.
+_TIMEOUT = 300.0
+# What ranks that are late get to write down where they are.
+_LAST_WORDS = 5.0
 
 
 @dataclass
@@ -51,6 +58,8 @@ def _rank_main(
     size: int,
     port: int,
     env: dict[str, str],
+    timeout: float,
+    stacks: Path,
     function: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
@@ -63,6 +72,7 @@ def _rank_main(
         "MASTER_PORT": str(port),
     }
     os.environ.update(variables | env)
+    faulthandler.dump_traceback_later(timeout, file=stacks.open("w"))
     start = time.monotonic()
     try:
         from megatron.runtime.process import end_process, start_process
@@ -84,27 +94,43 @@ def run_outcomes(
     size: int,
     function: Callable[..., Any],
     *args: Any,
-    timeout: float = 120.0,
+    timeout: float = _TIMEOUT,
     env: dict[str, str] | None = None,
     env_of_rank: Callable[[int], dict[str, str]] | None = None,
 ) -> list[Outcome]:
     """Like :func:`run_ranks`, but failures are returned as :class:`Outcome` too.
 
     ``env_of_rank`` gives variables of one rank, such as another ``LOCAL_RANK`` for a second "node".
-    Ranks that have not ended after ``timeout`` seconds are killed and come back with exit code -9.
+    Ranks that have not ended after ``timeout`` seconds are killed and come back with exit code -9, and
+    with where each of their threads was.
     """
+    with tempfile.TemporaryDirectory(prefix="ranks_") as stacks:
+        return _outcomes(size, function, args, timeout, env or {}, env_of_rank, Path(stacks))
+
+
+def _outcomes(
+    size: int,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    timeout: float,
+    env: dict[str, str],
+    env_of_rank: Callable[[int], dict[str, str]] | None,
+    stacks: Path,
+) -> list[Outcome]:
     port = free_port()
     started = []
     for rank in range(size):
         ours, theirs = _context.Pipe(duplex=False)
-        variables = dict(env or {}) | (env_of_rank(rank) if env_of_rank else {})
+        (stacks / str(rank)).touch()
+        variables = env | (env_of_rank(rank) if env_of_rank else {})
         process = _context.Process(
-            target=_rank_main, args=(theirs, rank, size, port, variables, function, args)
+            target=_rank_main,
+            args=(theirs, rank, size, port, variables, timeout, stacks / str(rank), function, args),
         )
         process.start()
         theirs.close()
         started.append((process, ours))
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + timeout + _LAST_WORDS
     outcomes = []
     for rank, (_, pipe) in enumerate(started):
         outcome = Outcome(rank)
@@ -119,6 +145,8 @@ def run_outcomes(
         if process.is_alive():
             process.kill()
             process.join()
+            where = (stacks / str(outcome.rank)).read_text()
+            outcome.error = f"not ended after {timeout:.0f} s\n{where}"
         outcome.exit_code = process.exitcode
         pipe.close()
     return outcomes
@@ -128,7 +156,7 @@ def run_ranks(
     size: int,
     function: Callable[..., Any],
     *args: Any,
-    timeout: float = 120.0,
+    timeout: float = _TIMEOUT,
     env: dict[str, str] | None = None,
     env_of_rank: Callable[[int], dict[str, str]] | None = None,
 ) -> list[Any]:
