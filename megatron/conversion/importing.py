@@ -1,0 +1,275 @@
+"""From a folder of Hugging Face's to a checkpoint of ours, in any layout of ranks, and its configuration.
+
+::
+
+    <output_dir>/model.yml        the architecture, tokenizer and weights in keys of ours
+    <output_dir>/tokenizer/       the tokenizer's files as they were
+    <output_dir>/global_step0/    the weights, and the configuration once more
+    <output_dir>/latest
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from megatron.checkpointing.find import CheckpointInfo
+from megatron.checkpointing.manifest import EngineFacts, Manifest
+from megatron.checkpointing.publishing import Place, finish, prepare, publish, versions
+from megatron.checkpointing.save import CONFIG_FOLDER, EFFECTIVE_CONFIG_NAME
+from megatron.conversion.comparison import TOLERANCE, Comparison, compare
+from megatron.conversion.exporting import require_free
+from megatron.conversion.families import Family
+from megatron.conversion.foreign_config import keys_of, not_understood, vocabulary_in
+from megatron.conversion.foreign_weights import ForeignWeights
+from megatron.conversion.hf_folder import CONFIG_NAME, TensorFolder, read_json
+from megatron.conversion.our_checkpoint import DTYPES, WholeWeights
+from megatron.conversion.parameters import parameters_of
+from megatron.conversion.rank_files import write_rank_files
+from megatron.conversion.run_file import run_file, vocabulary_multiple
+from megatron.conversion.tokenizer_files import copy_tokenizer, tokenizer_of
+from megatron.neox_arguments import NeoXArgs
+from megatron.runtime.durable import sync_folder, write_file
+from megatron.tokenizer import padded_vocab_size
+
+RUN_FILE = "model.yml"
+_TOKENIZER_FOLDER = "tokenizer"
+_PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bfloat16", torch.float16: "fp16"}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """For how many ranks the files are written. Any other numbers can load them too.
+
+    Attributes:
+        model: ranks that share each weight.
+        pipe: stages of a pipeline; 0 for the plain form.
+    """
+
+    model: int = 1
+    pipe: int = 0
+
+
+@dataclass(frozen=True)
+class Import:
+    """What was done.
+
+    Attributes:
+        source, target: the folder and the checkpoint.
+        run_file: the configuration that goes with it.
+        family: of the folder.
+        args: the configuration, checked.
+        comparison: of the logits.
+        notes: what a person should know, a line each.
+        seconds: how long it took.
+    """
+
+    source: Path
+    target: Path
+    run_file: Path
+    family: Family
+    args: NeoXArgs
+    comparison: Comparison
+    notes: tuple[str, ...]
+    seconds: float
+
+    def text(self) -> str:
+        """For people, a fact a line."""
+        ranks = self.args.parallelism
+        return "\n".join(
+            [
+                f"read     {self.source}: {self.family.architecture}",
+                f"wrote    {self.target}: {self.args.model.precision}, model_parallel_size "
+                f"{ranks.model_parallel_size}, pipe_parallel_size {ranks.pipe_parallel_size}, in "
+                f"{self.seconds:.1f} s",
+                f"compared {self.comparison.text()}",
+                *(f"note     {note}" for note in self.notes),
+                f"to do    ./deepy.py train.py {self.run_file} <a file with your data and optimizer>",
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A folder of Hugging Face's: its family, what ``config.json`` says in keys of ours, its weights."""
+
+    folder: Path
+    family: Family
+    keys: dict[str, Any]
+    vocab_size: int
+    tensors: TensorFolder
+    dtype: torch.dtype
+    notes: tuple[str, ...]
+
+
+def import_folder(
+    source: str | Path,
+    target: str | Path,
+    *,
+    layout: Layout | None = None,
+    dtype: str | None = None,
+    tolerance: float = TOLERANCE,
+) -> Import:
+    """Write the model of a folder of Hugging Face's as a checkpoint, and the configuration for it.
+
+    All is there whole, compared with the folder, or not at all. A layer is in memory at a time or, in the
+    plain form, what one rank holds; for the comparison, the model in fp32.
+
+    Args:
+        source: with ``config.json``, safetensors and, if there is one, the tokenizer's files.
+        target: a folder that does not exist yet, or is empty.
+        layout: of the files.
+        dtype: of the files, a key of :data:`~megatron.conversion.our_checkpoint.DTYPES`; None keeps the
+            folder's.
+        tolerance: how far logits may be apart.
+
+    Raises:
+        CheckpointError: the folder is not whole, or we have no words for its model, or the target is taken,
+            or the two do not compute the same.
+        ConfigError: the layout does not fit the model.
+    """
+    started = time.perf_counter()
+    root = Path(target)
+    require_free(root.absolute(), "output_dir")
+    found = _read(Path(source), dtype)
+    place = Place(root.absolute(), 0)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        plan = _plan(found, root, layout or Layout())
+        prepare(place)
+        manifest = _write(place, found, plan)
+        compared = _compare(place, manifest, found, plan.args, tolerance)
+        write_file(root / RUN_FILE, plan.text.encode())
+        publish(place)
+    except BaseException:
+        shutil.rmtree(root, ignore_errors=True)
+        raise
+    seconds = time.perf_counter() - started
+    return Import(
+        found.folder,
+        root / place.final.name,
+        root / RUN_FILE,
+        found.family,
+        plan.args,
+        compared,
+        found.notes,
+        seconds,
+    )
+
+
+def _read(folder: Path, dtype: str | None) -> _Source:
+    path = folder / CONFIG_NAME
+    config = read_json(path)
+    family, keys = keys_of(config, path)
+    tensors = TensorFolder(folder)
+    notes = tuple(
+        f"{CONFIG_NAME} says {fact}, which is not looked at here: the comparison of logits decides"
+        for fact in not_understood(family, config)
+    )
+    stored = tensors.dtype if dtype is None else DTYPES[dtype]
+    return _Source(folder, family, keys, vocabulary_in(config, path), tensors, stored, notes)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is to be written: the configuration, checked and as a file, and the rows of the embedding."""
+
+    args: NeoXArgs
+    text: str
+    rows: int
+
+
+def _plan(found: _Source, root: Path, ranks: Layout) -> _Plan:
+    """The configuration that goes with the model. Copies the tokenizer, which is part of it."""
+    tokenizer = {
+        key: value if key == "tokenizer_type" else str(root / _TOKENIZER_FOLDER / value)
+        for key, value in copy_tokenizer(found.folder, root / _TOKENIZER_FOLDER).items()
+    }
+    keys: dict[str, Any] = {
+        **found.keys,
+        "precision": _PRECISIONS[found.dtype],
+        "model_parallel_size": ranks.model,
+        "pipe_parallel_size": ranks.pipe,
+        **tokenizer,
+        "load": str(root),
+        "finetune": True,
+    }
+    args = NeoXArgs.from_dict(keys)
+    text_ids = tokenizer_of(args.tokenizer).vocab_size if tokenizer else found.vocab_size
+    multiple = vocabulary_multiple(found.vocab_size, text_ids, ranks.model)
+    keys["make_vocab_size_divisible_by"] = multiple
+    args = NeoXArgs.from_dict(keys)
+    rows = padded_vocab_size(text_ids, multiple, ranks.model)
+    return _Plan(args, run_file(keys, str(found.folder)), rows)
+
+
+def _write(place: Place, found: _Source, plan: _Plan) -> Manifest:
+    """The files of the checkpoint, and its manifest; nothing of it is seen yet."""
+    args, folder = plan.args, place.unfinished
+    ranks = args.parallelism
+    weights = ForeignWeights(
+        found.folder, found.tensors, found.family, args.model, found.vocab_size, found.dtype
+    )
+    files = write_rank_files(
+        folder,
+        args.model,
+        tuple(parameters_of(args.model, plan.rows)),
+        weights.read,
+        model_parallel_size=ranks.model_parallel_size,
+        pipe_parallel_size=ranks.pipe_parallel_size,
+    )
+    files |= _write_configs(folder, args, plan.text)
+    manifest = Manifest(
+        step=place.step,
+        state={
+            "step": place.step,
+            "consumed_samples": 0,
+            "vocab_size": found.vocab_size,
+            "padded_vocab_size": plan.rows,
+        },
+        layout={"converted_from": str(found.folder.absolute())},
+        engine=EngineFacts(
+            world_size=ranks.model_parallel_size * max(1, ranks.pipe_parallel_size),
+            data_parallel_size=1,
+            model_parallel_size=ranks.model_parallel_size,
+            zero_stage=0,
+            precision=args.model.precision,
+            pipe_parallel_size=ranks.pipe_parallel_size,
+        ),
+        config_hash=args.hash(),
+        versions=versions(),
+        has_optimizer=False,
+        node_local=False,
+        disks=[dict(sorted(files.items()))],
+        created=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    )
+    finish(place, manifest, manifest.files_of(0))
+    return manifest
+
+
+def _write_configs(folder: Path, args: NeoXArgs, text: str) -> dict[str, int]:
+    """The configuration, as a person and as a program reads it. Returns path → bytes."""
+    flat = json.dumps(args.flat(), indent=1, sort_keys=True, default=str)
+    (folder / CONFIG_FOLDER).mkdir()
+    sizes = {
+        f"{CONFIG_FOLDER}/{name}": write_file(folder / CONFIG_FOLDER / name, content.encode())
+        for name, content in ((EFFECTIVE_CONFIG_NAME, flat), (RUN_FILE, text))
+    }
+    sync_folder(folder / CONFIG_FOLDER)
+    return sizes
+
+
+def _compare(
+    place: Place, manifest: Manifest, found: _Source, args: NeoXArgs, tolerance: float
+) -> Comparison:
+    """Compare what was written with what was read."""
+    info = CheckpointInfo(place.unfinished, place.step, manifest)
+    weights = WholeWeights(info, args.model, found.vocab_size)
+    return compare(args.model, found.vocab_size, weights.read, found.folder, tolerance)
