@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
 import transformers
 from safetensors.torch import load_file
+from tokenizers import models, pre_tokenizers, processors
 from torch import Tensor, nn
 
 VOCAB = 100
@@ -20,6 +22,8 @@ _SIZES: dict[str, Any] = {
     "num_attention_heads": 8,
     "max_position_embeddings": 64,
     "initializer_range": 0.3,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
 }
 _GROUPED = {"num_key_value_heads": 4, "intermediate_size": 48}
 _LLAMA3 = {
@@ -105,10 +109,25 @@ def make_model(case: str) -> nn.Module:
 
 
 def save_model(case: str, folder: Path) -> Path:
-    """The folder of a case's model, as transformers saves it."""
+    """The folder of a case's model and a tokenizer, as transformers saves them."""
     transformers.utils.logging.disable_progress_bar()
     make_model(case).save_pretrained(folder)
+    save_tokenizer(folder)
     return folder
+
+
+def save_tokenizer(folder: Path) -> None:
+    """Words for all ids: ``w0`` … ``w97``, and what begins and ends a text."""
+    vocab = {"<s>": 0, "</s>": 1, **{f"w{number}": number + 2 for number in range(VOCAB - 2)}}
+    engine = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="w0"))
+    engine.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    engine.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 0)]
+    )
+    engine.add_special_tokens(["<s>", "</s>"])
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=engine, bos_token="<s>", eos_token="</s>"
+    ).save_pretrained(folder)
 
 
 def tensors_of(folder: Path) -> dict[str, Tensor]:
