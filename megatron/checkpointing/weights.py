@@ -30,6 +30,7 @@ def load_weights(
     model_rank: int = 0,
     model_parallel_size: int = 1,
     model: ModelArgs | None = None,
+    vocab_size: int | None = None,
     engine: Engine | None = None,
     world: World | None = None,
 ) -> None:
@@ -45,7 +46,8 @@ def load_weights(
         model_rank: this rank's place among those that share each weight.
         model_parallel_size: how many share each weight.
         model: the model's section of the configuration. With it, weights that are split among another
-            number of ranks, or stored whole, are fitted.
+            number of ranks, or stored whole, or GPT-NeoX's, are fitted.
+        vocab_size: ids of the tokenizer, for a checkpoint that does not say how many it was made for.
         engine: DeepSpeed's engine where it exists already: it keeps an fp32 copy of the weights and
             would bring the old ones back at its first step.
         world: given, all ranks call this and raise the same error.
@@ -56,7 +58,7 @@ def load_weights(
     opened: list[_Source] = []
 
     def look() -> None:
-        opened.append(_open(module, info, model, model_rank, model_parallel_size))
+        opened.append(_open(module, info, model, model_rank, model_parallel_size, vocab_size))
 
     if world is None:
         look()
@@ -73,15 +75,21 @@ def load_weights(
 
 
 def _open(
-    module: nn.Module, info: CheckpointInfo, model: ModelArgs | None, rank: int, size: int
+    module: nn.Module,
+    info: CheckpointInfo,
+    model: ModelArgs | None,
+    rank: int,
+    size: int,
+    vocab_size: int | None,
 ) -> _Source:
     """What gives the weights of ``module`` by name: they are there, and of the right shapes."""
-    is_whole = info.manifest is not None and info.manifest.whole is not None
-    if model is None or (not is_whole and len(weight_shards(info.path)) == size):
+    manifest = info.manifest
+    is_ours = manifest is not None and manifest.whole is None
+    if model is None or (is_ours and len(weight_shards(info.path)) == size):
         weights = read_weights(info, model_rank=rank, model_parallel_size=size)
         _compare(info, weights, module)
         return weights.__getitem__
-    store = open_store(info, with_optimizer=False)
+    store = open_store(info, with_optimizer=False, model=model, vocab_size=vocab_size)
     shapes = {name: tuple(shape) for name, shape in _shapes(module).items()}
     require_same_model(info, store, model, module, shapes, size)
     reader = PartReader(store, model)

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 from megatron.checkpointing.find import CheckpointInfo
+from megatron.checkpointing.folders import CONFIG_FOLDER, EFFECTIVE_CONFIG_NAME
 from megatron.checkpointing.manifest import EngineFacts, Manifest
 from megatron.checkpointing.publishing import Place, finish, prepare, publish, versions
-from megatron.checkpointing.save import CONFIG_FOLDER, EFFECTIVE_CONFIG_NAME
 from megatron.conversion.comparison import TOLERANCE, Comparison, compare
 from megatron.conversion.exporting import require_free
 from megatron.conversion.families import Family
