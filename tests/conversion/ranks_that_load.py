@@ -30,16 +30,20 @@ class Visit:
     Attributes:
         source: an imported checkpoint, with its configuration.
         save: where the ranks save it.
+        data: copies of the model that read different samples.
+        zero: stage of ZeRO.
     """
 
     source: Path
     save: Path
     model: int
     pipe: int
+    data: int = 1
+    zero: int = 0
 
     @property
     def ranks(self) -> int:
-        return self.model * max(1, self.pipe)
+        return self.model * max(1, self.pipe) * self.data
 
 
 def config_of(visit: Visit) -> dict[str, Any]:
@@ -51,6 +55,7 @@ def config_of(visit: Visit) -> dict[str, Any]:
         "pipe_parallel_size": visit.pipe,
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
+        "zero_optimization": {"stage": visit.zero},
         "optimizer": {"type": "Adam", "params": {"lr": 0.001}},
         "distributed_backend": "gloo",
     }
@@ -66,7 +71,7 @@ def run_visits(
 def _run(world: World, visit: Visit, tokens: torch.Tensor) -> NDArray[np.float32]:
     args = NeoXArgs.from_dict(config_of(visit), world_size=world.size)
     parts = build_parts(args, world)
-    engine = build_engine(args, parts, build_model(args, parts))
+    engine = build_engine(args, parts, build_model(args, parts, partitioned=True))
     model = model_of(engine)
     info = find_checkpoint(visit.source, world=world)
     assert info is not None
