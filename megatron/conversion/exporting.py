@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,34 +112,20 @@ def export_checkpoint(
     origin = find_origin(source, iteration, config_files)
     family = family_of(origin.model, wishes.family)
     tokenizer = _tokenizer(origin, wishes)
-    vocab_size = origin.vocab_size
-    if vocab_size is None and tokenizer is not None:
-        vocab_size = tokenizer.vocab_size
-    weights = WholeWeights(origin.info, origin.model, vocab_size)
+    weights = WholeWeights(origin.info, origin.model, _vocab_size(origin, tokenizer))
     dtype = DTYPES[wishes.dtype or origin.model.precision]
-    workshop = temporary_name(final)
-    shutil.rmtree(workshop, ignore_errors=True)
-    workshop.mkdir(parents=True)
-    try:
-        ids = (
-            TokenIds()
-            if tokenizer is None
-            else write_tokenizer(origin.tokenizer, tokenizer, workshop)
-        )
+
+    def as_written(parameter: Parameter) -> Tensor:
+        return weights.read(parameter).to(dtype).float()
+
+    with _made_whole(final) as folder:
+        ids = TokenIds()
+        if tokenizer is not None and wishes.with_tokenizer:
+            ids = write_tokenizer(origin.tokenizer, tokenizer, folder)
         config = config_of(family, weights, dtype, ids)
-        write_file(workshop / CONFIG_NAME, json_bytes(config))
-        written = _write_weights(workshop, family, weights, dtype, wishes.max_shard_size)
-
-        def as_written(parameter: Parameter) -> Tensor:
-            return weights.read(parameter).to(dtype).float()
-
-        compared = compare(origin.model, weights.vocab_size, as_written, workshop, wishes.tolerance)
-        sync_folder(workshop)
-        workshop.rename(final)
-    except BaseException:
-        shutil.rmtree(workshop, ignore_errors=True)
-        raise
-    sync_folder(final.parent)
+        write_file(folder / CONFIG_NAME, json_bytes(config))
+        written = _write_weights(folder, family, weights, dtype, wishes.max_shard_size)
+        compared = compare(origin.model, weights.vocab_size, as_written, folder, wishes.tolerance)
     return Export(
         origin.info.path,
         final,
@@ -149,6 +136,22 @@ def export_checkpoint(
         compared,
         time.perf_counter() - started,
     )
+
+
+@contextmanager
+def _made_whole(final: Path) -> Iterator[Path]:
+    """A folder to fill, which gets the name ``final`` at the end of the block, or is removed."""
+    workshop = temporary_name(final)
+    shutil.rmtree(workshop, ignore_errors=True)  # of a conversion that was killed
+    workshop.mkdir(parents=True)
+    try:
+        yield workshop
+        sync_folder(workshop)
+        workshop.rename(final)
+    except BaseException:
+        shutil.rmtree(workshop, ignore_errors=True)
+        raise
+    sync_folder(final.parent)
 
 
 def require_free(folder: Path, name: str) -> None:
@@ -166,18 +169,22 @@ def require_free(folder: Path, name: str) -> None:
 
 
 def _tokenizer(origin: Origin, wishes: Wishes) -> Tokenizer | None:
-    """The run's tokenizer, where it is wanted or has to say how many ids there are."""
-    if not wishes.with_tokenizer and origin.vocab_size is not None:
-        return None
+    """The run's tokenizer; None where it is not wanted and cannot be read."""
     try:
-        found = tokenizer_of(origin.tokenizer)
+        return tokenizer_of(origin.tokenizer)
     except TokenizerError as error:
         if not wishes.with_tokenizer:
             return None
         raise TokenizerError(
             f"{error}\n  or: convert the weights alone, with --no_save_tokenizer"
         ) from error
-    return found if wishes.with_tokenizer else None
+
+
+def _vocab_size(origin: Origin, tokenizer: Tokenizer | None) -> int | None:
+    """Ids that are not padding, where anybody knows."""
+    if origin.vocab_size is not None or tokenizer is None:
+        return origin.vocab_size
+    return tokenizer.vocab_size
 
 
 def config_of(

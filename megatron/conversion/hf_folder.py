@@ -185,8 +185,8 @@ def write_tensors(
         tensors: dict[str, Tensor] = {}
         for _ in shard.groups:
             tensors |= {
-                # A copy, unless it is whole already: pieces may be views of one tensor.
-                name: tensor.to(dtype).contiguous().clone()
+                # Copies: pieces of one tensor share its memory, which the format does not allow.
+                name: tensor.to(dtype, copy=True, memory_format=torch.contiguous_format)
                 for name, tensor in read(number).items()
             }
             number += 1

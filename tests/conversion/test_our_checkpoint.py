@@ -85,6 +85,21 @@ def test_a_configuration_of_another_model(imported: Path) -> None:
     assert not (imported / "back").exists()
 
 
+@pytest.mark.parametrize("more", [{"use_mup": True}, {"soft_prompt_tuning": {"num_tokens": 8}}])
+def test_what_changes_a_model_from_outside_its_section(
+    imported: Path, more: dict[str, object]
+) -> None:
+    config = imported / "ours" / "global_step0" / "configs" / "effective_config.json"
+    manifest = imported / "ours" / "global_step0" / "manifest.json"
+    values = json.loads(config.read_bytes()) | more
+    config.write_text(json.dumps(values))
+    content = json.loads(manifest.read_bytes())
+    content["disks"][0]["configs/effective_config.json"] = config.stat().st_size
+    manifest.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=next(iter(more))):
+        export_checkpoint(imported / "ours", imported / "back", wishes=ALONE)
+
+
 def test_nothing_there(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
