@@ -12,6 +12,7 @@ The two functions hold no parameters; they keep GPT-NeoX's numbers. Rows inside 
   rows as two parameters, ``attention.query_key_value.{query,key_value}_{weight,bias}``.
 - ``attention.qk_layernorm``: [heads, head width], the heads split over ranks like the queries;
   ``attention.q_norm`` and ``attention.k_norm``: [head width], the same on every rank.
+- ``attention.rpe`` of the first transformer layer alone: [buckets, heads], the heads split over ranks.
 - ``mlp.linear1`` of a gated MLP: [value; gate] of the units that a model-parallel rank holds.
 
 A rank's part is therefore not always a contiguous slice of the whole tensor: :class:`Partition`
@@ -237,7 +238,7 @@ def partition(model: ModelArgs, name: str, shape: Sequence[int]) -> Partition | 
         return Partition(0, linear1_rows(model))
     if module in (*_VOCABULARY, "attention.qk_layernorm"):
         return Partition(0, (shape[0],))
-    if module in ("attention.dense", "mlp.linear2") and kind == "weight":
+    if module in ("attention.dense", "mlp.linear2", "attention.rpe") and kind == "weight":
         return Partition(1, (shape[1],))
     return None
 
