@@ -16,9 +16,10 @@ from torch import Tensor
 from megatron.conversion.comparison import TOLERANCE, Comparison, compare
 from megatron.conversion.expressible import family_of
 from megatron.conversion.families import Family
-from megatron.conversion.hf_folder import CONFIG_NAME, json_bytes, write_tensors
+from megatron.conversion.hf_folder import CONFIG_NAME, json_bytes
 from megatron.conversion.our_checkpoint import DTYPES, Origin, WholeWeights, find_origin
 from megatron.conversion.parameters import Parameter, counterpart
+from megatron.conversion.shards import write_tensors
 from megatron.conversion.tokenizer_files import TokenIds, tokenizer_of, write_tokenizer
 from megatron.errors import CheckpointError, TokenizerError
 from megatron.runtime.durable import sync_folder, temporary_name, write_file

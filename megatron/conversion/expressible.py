@@ -58,18 +58,21 @@ def computed(model: ModelArgs) -> dict[str, Any]:
         "use_bias_in_norms": model.norm_has_bias,
         "sliding_window_width": windows_of(model),
     }
-    for key, norms in _EPSILONS.items():
-        if model.norm not in norms:
-            del facts[key]
-    if model.pos_emb != "rotary":
-        return {key: value for key, value in facts.items() if not key.startswith("rotary_")}
-    needed = _SCALING.get(model.rotary_scaling, set()) | {"rotary_scaling"}
-    for key in [key for key in facts if key.startswith("rotary_")]:
-        if key not in needed | {"rotary_pct", "rotary_emb_base"}:
-            del facts[key]
     if model.rotary_scaling == "yarn":
         facts["rotary_attention_factor"] = attention_factor(model)
-    return facts
+    return {key: value for key, value in facts.items() if _matters(model, key)}
+
+
+def _matters(model: ModelArgs, key: str) -> bool:
+    """Whether a key, beside those that choose what there is, has a meaning for ``model``."""
+    if key in _EPSILONS:
+        return model.norm in _EPSILONS[key]
+    if key.startswith("rpe_"):
+        return model.pos_emb == "rpe"
+    if key.startswith("rotary_"):
+        used = _ROTARY | _SCALING.get(model.rotary_scaling, set())
+        return model.pos_emb == "rotary" and key in used
+    return True
 
 
 _EPSILONS = {
@@ -77,6 +80,7 @@ _EPSILONS = {
     "rms_norm_epsilon": ("rmsnorm",),
     "scalenorm_epsilon": ("scalenorm",),
 }
+_ROTARY = {"rotary_pct", "rotary_emb_base", "rotary_scaling"}
 _LONGER = {"rotary_scaling_factor", "rotary_original_positions"}
 _SCALING = {
     "linear": {"rotary_scaling_factor"},

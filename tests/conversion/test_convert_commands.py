@@ -126,7 +126,9 @@ def test_mistakes_are_told_in_a_few_lines(
     message: str,
 ) -> None:
     monkeypatch.chdir(trained)
-    monkeypatch.setattr("megatron.logging.configure", lambda rank: None)  # it would outlive the test
+    monkeypatch.setattr(
+        "megatron.logging.configure", lambda rank: None
+    )  # it would outlive the test
     with pytest.raises(NeoXError) as caught:
         command(options.split())
     assert message in str(caught.value)

@@ -106,6 +106,7 @@ def test_gated_widths_are_those_of_one_half() -> None:
     [
         ({}, "llama"),
         ({"num_kv_heads": 2}, "llama"),
+        ({"rpe_num_buckets": 16, "layernorm_epsilon": 1e-3, "rotary_beta_fast": 9.0}, "llama"),
         ({"sliding_window_width": 5}, "mistral"),
         ({"use_bias_in_qkv": True}, "qwen2"),
         ({"qk_norm": "head"}, "qwen3"),
@@ -130,6 +131,7 @@ def test_the_family_follows_from_the_keys(changes: dict[str, Any], name: str) ->
     ("model", "keys"),
     [
         (tiny_args(pos_emb="learned"), ["pos_emb"]),
+        (tiny_args(pos_emb="rpe"), ["pos_emb"]),
         (tiny_args(use_bias_in_mlp=False), ["use_bias_in_mlp"]),
         (tiny_args(num_kv_heads=2), ["num_kv_heads"]),
         (tiny_args(gpt_j_residual=True, gpt_j_tied=True), ["gpt_j_tied"]),

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-from megatron.conversion.hf_folder import TensorFolder, bytes_in, read_json, write_tensors
+from megatron.conversion.hf_folder import TensorFolder, read_json
+from megatron.conversion.shards import bytes_in, write_tensors
 from megatron.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"
