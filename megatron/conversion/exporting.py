@@ -18,7 +18,7 @@ from megatron.conversion.expressible import family_of
 from megatron.conversion.families import Family
 from megatron.conversion.hf_folder import CONFIG_NAME, json_bytes
 from megatron.conversion.our_checkpoint import DTYPES, Origin, WholeWeights, find_origin
-from megatron.conversion.parameters import Parameter, counterpart
+from megatron.conversion.parameters import counterpart
 from megatron.conversion.shards import write_tensors
 from megatron.conversion.tokenizer_files import TokenIds, tokenizer_of, write_tokenizer
 from megatron.errors import CheckpointError, TokenizerError
@@ -116,9 +116,6 @@ def export_checkpoint(
     weights = WholeWeights(origin.info, origin.model, _vocab_size(origin, tokenizer))
     dtype = DTYPES[wishes.dtype or origin.model.precision]
 
-    def as_written(parameter: Parameter) -> Tensor:
-        return weights.read(parameter).to(dtype).float()
-
     with _made_whole(final) as folder:
         ids = TokenIds()
         if tokenizer is not None and wishes.with_tokenizer:
@@ -126,7 +123,14 @@ def export_checkpoint(
         config = config_of(family, weights, dtype, ids)
         write_file(folder / CONFIG_NAME, json_bytes(config))
         written = _write_weights(folder, family, weights, dtype, wishes.max_shard_size)
-        compared = compare(origin.model, weights.vocab_size, as_written, folder, wishes.tolerance)
+        compared = compare(
+            origin.model,
+            weights.vocab_size,
+            weights.read,
+            folder,
+            dtype=dtype,
+            tolerance=wishes.tolerance,
+        )
     return Export(
         origin.info.path,
         final,

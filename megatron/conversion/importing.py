@@ -272,4 +272,11 @@ def _compare(
     """Compare what was written with what was read."""
     info = CheckpointInfo(place.unfinished, place.step, manifest)
     weights = WholeWeights(info, args.model, found.vocab_size)
-    return compare(args.model, found.vocab_size, weights.read, found.folder, tolerance)
+    return compare(
+        args.model,
+        found.vocab_size,
+        weights.read,
+        found.folder,
+        dtype=found.dtype,
+        tolerance=tolerance,
+    )

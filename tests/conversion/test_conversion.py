@@ -48,10 +48,15 @@ def test_files_of_every_layout(folders: dict[str, Path], tmp_path: Path, layout:
     assert_same_tensors(folder, tmp_path / "back")
 
 
-def test_in_several_files_of_another_type(folders: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)], ids=str
+)
+def test_in_several_files_of_another_type(
+    folders: dict[str, Path], tmp_path: Path, name: str, dtype: torch.dtype
+) -> None:
     folder = folders["llama 8/4"]
     import_folder(folder, tmp_path / "ours")
-    wishes = Wishes(with_tokenizer=False, dtype="bf16", max_shard_size=10_000)
+    wishes = Wishes(with_tokenizer=False, dtype=name, max_shard_size=10_000)
     export_checkpoint(tmp_path / "ours", tmp_path / "back", wishes=wishes)
     files = sorted((tmp_path / "back").glob("*.safetensors"))
     assert len(files) > 3
@@ -60,12 +65,14 @@ def test_in_several_files_of_another_type(folders: dict[str, Path], tmp_path: Pa
     index = json.loads((tmp_path / "back" / "model.safetensors.index.json").read_bytes())
     there, back = tensors_of(folder), tensors_of(tmp_path / "back")
     assert set(index["weight_map"]) == set(there) == set(back)
-    assert all(torch.equal(back[name], there[name].to(torch.bfloat16)) for name in there)
-    # And in once more, which now is a run in bf16.
+    assert all(torch.equal(back[name], there[name].to(dtype)) for name in there)
+    # And in once more, which now is a run in that precision; or from fp32 at once.
     done = import_folder(tmp_path / "back", tmp_path / "again")
-    assert done.args.model.precision == "bfloat16"
-    export_checkpoint(tmp_path / "again", tmp_path / "last", wishes=ALONE)
-    assert_same_tensors(tmp_path / "back", tmp_path / "last")
+    assert done.args.model.precision == {"bf16": "bfloat16"}.get(name, name)
+    import_folder(folder, tmp_path / "at once", dtype=name)
+    for last in ("again", "at once"):
+        export_checkpoint(tmp_path / last, tmp_path / f"last of {last}", wishes=ALONE)
+        assert_same_tensors(tmp_path / "back", tmp_path / f"last of {last}")
 
 
 def test_logits_are_compared(
