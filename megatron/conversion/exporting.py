@@ -91,8 +91,8 @@ def export_checkpoint(
 ) -> Export:
     """Write the model of a checkpoint as transformers saves one.
 
-    The folder is there whole, compared with the checkpoint, or not at all. It takes the memory of one of
-    its files, and for the comparison that of the model in fp32.
+    The folder is there whole, compared with the checkpoint, or not at all. It takes the memory of a
+    parameter at a time, and for the comparison that of the model in fp32.
 
     Args:
         source: a run's checkpoints, or one of them, of any layout.

@@ -159,7 +159,7 @@ def import_folder(
         found.family,
         plan.args,
         compared,
-        found.notes,
+        (*found.notes, *plan.notes),
         seconds,
     )
 
@@ -179,11 +179,15 @@ def _read(folder: Path, dtype: str | None) -> _Source:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is to be written: the configuration, checked and as a file, and the rows of the embedding."""
+    """What is to be written: the configuration, checked and as a file, and the rows of the embedding.
+
+    ``notes`` are what a person should know about the tokenizer, a line each.
+    """
 
     args: NeoXArgs
     text: str
     rows: int
+    notes: tuple[str, ...]
 
 
 def _plan(found: _Source, root: Path, ranks: Layout) -> _Plan:
@@ -207,7 +211,17 @@ def _plan(found: _Source, root: Path, ranks: Layout) -> _Plan:
     keys["make_vocab_size_divisible_by"] = multiple
     args = NeoXArgs.from_dict(keys)
     rows = padded_vocab_size(text_ids, multiple, ranks.model)
-    return _Plan(args, run_file(keys, str(found.folder)), rows)
+    return _Plan(args, run_file(keys, str(found.folder)), rows, _notes(found, tokenizer, text_ids))
+
+
+def _notes(found: _Source, tokenizer: dict[str, str], text_ids: int) -> tuple[str, ...]:
+    if not tokenizer:
+        return (
+            f"no tokenizer lies in {found.folder}: {RUN_FILE} needs tokenizer_type, vocab_file",
+        )
+    if text_ids > found.vocab_size:
+        return (f"the tokenizer has {text_ids} ids, of which the model knows {found.vocab_size}",)
+    return ()
 
 
 def _write(place: Place, found: _Source, plan: _Plan) -> Manifest:

@@ -31,6 +31,7 @@ def test_there_and_back(folders: dict[str, Path], tmp_path: Path, case: str) -> 
     done = import_folder(folders[case], tmp_path / "ours", layout=Layout(4, 2))
     assert done.comparison.difference is not None
     assert done.comparison.difference < 1e-4
+    assert done.notes == ()
     back = export_checkpoint(tmp_path / "ours", tmp_path / "back", wishes=ALONE)
     assert back.family == done.family
     assert_same_tensors(folders[case], tmp_path / "back")
@@ -153,6 +154,24 @@ def test_unknown_fields_are_said(folders: dict[str, Path], tmp_path: Path) -> No
     folder = change_config(folders["llama 8/4"], tmp_path / "theirs", attn_temperature=2.0)
     done = import_folder(folder, tmp_path / "ours")
     assert "config.json says attn_temperature: 2.0" in done.text()
+
+
+def test_what_is_wrong_with_a_tokenizer_is_said(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = change_config(folders["llama 8/4"], tmp_path / "without")
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+    done = import_folder(folder, tmp_path / "ours")
+    assert "no tokenizer lies in" in done.text()
+    assert "set tokenizer_type" in done.run_file.read_text()
+    folder = change_config(folders["llama 8/4"], tmp_path / "more", vocab_size=90)
+    tensors = tensors_of(folder)
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        tensors[name] = tensors[name][:90].contiguous()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    done = import_folder(folder, tmp_path / "ours too")
+    assert done.notes == ("the tokenizer has 100 ids, of which the model knows 90",)
+    export_checkpoint(tmp_path / "ours too", tmp_path / "back")
+    assert_same_tensors(folder, tmp_path / "back")
 
 
 def test_names_and_leftovers_of_other_releases(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -137,6 +137,7 @@ def test_the_family_follows_from_the_keys(changes: dict[str, Any], name: str) ->
         (tiny_args(gpt_j_residual=True, gpt_j_tied=True), ["gpt_j_tied"]),
         (tiny_args(activation="softsign"), ["activation"]),
         (tiny_args(norm="scalenorm"), ["norm"]),
+        (tiny_args(**LLAMA, attention_config=((("sparse_fixed",), 2),)), ["attention_config"]),
         (tiny_args(qk_norm="neox"), ["qk_norm"]),
         (tiny_args(**LLAMA, rotary_pct=0.5), ["rotary_pct"]),
         (
