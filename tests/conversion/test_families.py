@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from megatron.conversion.expressible import computed, differences, family_named, family_of
 from megatron.conversion.families import FAMILIES, Family
 from megatron.conversion.fields import Inexpressible
+from megatron.conversion.foreign_config import not_understood
 from megatron.errors import CheckpointError
 from megatron.neox_arguments.sections import ModelArgs
 from tests.support.models import tiny_args
@@ -76,6 +77,15 @@ def test_older_releases_say_the_same_in_other_fields(family: Family) -> None:
     assert computed(ModelArgs(**keys, seq_length=8)) == computed(
         ModelArgs(**family.read(full), seq_length=8)
     )
+
+
+def test_fields_that_nobody_looks_at() -> None:
+    """What releases 4 add to GPT-NeoX's files says nothing new; what nobody knows is told."""
+    llama, neox = family_named("llama"), family_named("neox")
+    more = {"rope_theta": 10000, "partial_rotary_factor": 0.25, "transformers_version": "4.57.6"}
+    assert not_understood(neox, {**neox.write(tiny_args()), **more}) == []
+    strange = {"logit_scale": 2.0, "sparse": False, "adapters": None}
+    assert not_understood(llama, {**SIZES, **strange}) == ["logit_scale: 2.0"]
 
 
 def test_what_gpt_neox_calls_a_model() -> None:
