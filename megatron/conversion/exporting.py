@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +16,12 @@ from megatron.conversion.expressible import family_of
 from megatron.conversion.families import Family
 from megatron.conversion.hf_folder import CONFIG_NAME, json_bytes
 from megatron.conversion.our_checkpoint import DTYPES, Origin, WholeWeights, find_origin
+from megatron.conversion.output_folder import made_whole, require_free
 from megatron.conversion.parameters import counterpart
 from megatron.conversion.shards import write_tensors
 from megatron.conversion.tokenizer_files import TokenIds, tokenizer_of, write_tokenizer
-from megatron.errors import CheckpointError, TokenizerError
-from megatron.runtime.durable import sync_folder, temporary_name, write_file
+from megatron.errors import TokenizerError
+from megatron.runtime.durable import write_file
 from megatron.tokenizer import Tokenizer
 
 _TORCH_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -116,7 +115,7 @@ def export_checkpoint(
     weights = WholeWeights(origin.info, origin.model, _vocab_size(origin, tokenizer))
     dtype = DTYPES[wishes.dtype or origin.model.precision]
 
-    with _made_whole(final) as folder:
+    with made_whole(final) as folder:
         ids = TokenIds()
         if tokenizer is not None and wishes.with_tokenizer:
             ids = write_tokenizer(origin.tokenizer, tokenizer, folder)
@@ -141,36 +140,6 @@ def export_checkpoint(
         compared,
         time.perf_counter() - started,
     )
-
-
-@contextmanager
-def _made_whole(final: Path) -> Iterator[Path]:
-    """A folder to fill, which gets the name ``final`` at the end of the block, or is removed."""
-    workshop = temporary_name(final)
-    shutil.rmtree(workshop, ignore_errors=True)  # of a conversion that was killed
-    workshop.mkdir(parents=True)
-    try:
-        yield workshop
-        sync_folder(workshop)
-        workshop.rename(final)
-    except BaseException:
-        shutil.rmtree(workshop, ignore_errors=True)
-        raise
-    sync_folder(final.parent)
-
-
-def require_free(folder: Path, name: str) -> None:
-    """Insist on a folder that holds nothing yet.
-
-    Raises:
-        CheckpointError: something is there.
-    """
-    if folder.is_dir() and not any(folder.iterdir()):
-        return
-    if folder.exists():
-        raise CheckpointError(
-            f"{name}: {folder} is not empty\n  to do: choose another folder, or remove that one"
-        )
 
 
 def _tokenizer(origin: Origin, wishes: Wishes) -> Tokenizer | None:

@@ -111,6 +111,24 @@ def test_what_is_there_stays(folders: dict[str, Path], tmp_path: Path) -> None:
     assert (tmp_path / "ours" / "notes.txt").exists()
 
 
+def test_a_disk_that_refuses(folders: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="cannot be written\n  found: Not a directory"):
+        import_folder(folders["llama 8/4"], tmp_path / "file" / "ours")
+    import_folder(folders["llama 8/4"], tmp_path / "ours")
+    with pytest.raises(CheckpointError, match="cannot be written\n  found: Not a directory"):
+        export_checkpoint(tmp_path / "ours", tmp_path / "file" / "back")
+
+
+def test_weights_in_another_type(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = change_config(folders["llama 8/4"], tmp_path / "theirs")
+    tensors = {name: tensor.double() for name, tensor in tensors_of(folder).items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="found: weights in float64"):
+        import_folder(folder, tmp_path / "ours")
+    assert import_folder(folder, tmp_path / "ours", dtype="fp32").args.model.precision == "fp32"
+
+
 def test_ranks_that_cannot_share_the_model(folders: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="3 ranks cannot share the attention heads"):
         import_folder(folders["llama 8/4"], tmp_path / "ours", layout=Layout(3))
