@@ -136,7 +136,7 @@ def import_folder(
     require_free(root.absolute(), "output_dir")
     found = _read(Path(source), dtype)
     place = Place(root.absolute(), 0)
-    with removed_on_failure(root):
+    with removed_on_failure(root, root):
         root.mkdir(parents=True, exist_ok=True)
         plan = _plan(found, root, layout or Layout())
         prepare(place)

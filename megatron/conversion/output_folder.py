@@ -30,7 +30,7 @@ def require_free(folder: Path, name: str) -> None:
 def made_whole(final: Path) -> Iterator[Path]:
     """A folder to fill, which gets the name ``final`` at the end of the block, or is removed."""
     workshop = temporary_name(final)
-    with removed_on_failure(workshop):
+    with removed_on_failure(workshop, final):
         shutil.rmtree(workshop, ignore_errors=True)  # of a conversion that was killed
         workshop.mkdir(parents=True)
         yield workshop
@@ -40,8 +40,8 @@ def made_whole(final: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def removed_on_failure(folder: Path) -> Iterator[None]:
-    """Leave nothing of ``folder`` behind when the block fails, or is interrupted.
+def removed_on_failure(folder: Path, final: Path) -> Iterator[None]:
+    """Leave nothing of ``folder``, of which ``final`` is to be made, when the block fails or is interrupted.
 
     Raises:
         CheckpointError: in place of the disk's error.
@@ -52,7 +52,7 @@ def removed_on_failure(folder: Path) -> Iterator[None]:
         shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, OSError):
             raise CheckpointError(
-                f"{folder} cannot be written\n  found: {describe(error)}\n"
+                f"{final} cannot be written\n  found: {describe(error)}\n"
                 "  to do: make room and allow writing there, or choose another output_dir"
             ) from error
         raise
