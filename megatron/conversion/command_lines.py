@@ -10,8 +10,8 @@ from megatron import logging as neox_logging
 from megatron.conversion.comparison import TOLERANCE
 from megatron.conversion.exporting import Wishes, export_checkpoint
 from megatron.conversion.families import FAMILIES
-from megatron.conversion.hf_folder import bytes_in
 from megatron.conversion.importing import Layout, import_folder
+from megatron.conversion.shards import bytes_in
 
 _TO_HF = """Turn a checkpoint into a folder that transformers loads: config, safetensors, tokenizer.
 

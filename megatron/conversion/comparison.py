@@ -60,6 +60,8 @@ def compare(
     vocab_size: int,
     read: Callable[[Parameter], Tensor],
     folder: Path,
+    *,
+    dtype: torch.dtype,
     tolerance: float = TOLERANCE,
 ) -> Comparison:
     """Compare a model of ours with the one in ``folder``.
@@ -67,8 +69,9 @@ def compare(
     Args:
         model: the model's section of the configuration.
         vocab_size: ids that are compared.
-        read: gives our parameters, their vocabulary cut to ``vocab_size``, in fp32.
+        read: gives our parameters, their vocabulary cut to ``vocab_size``.
         folder: as transformers reads it.
+        dtype: in which the new files are: both models' weights are rounded to it.
         tolerance: how far logits may be apart.
 
     Raises:
@@ -79,8 +82,12 @@ def compare(
     length = min(_TOKENS, model.max_position_embeddings)
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(0, vocab_size, (_TEXTS, length), generator=generator)
-    ours = logits_of(model, vocab_size, read, tokens)
-    theirs = _reference(folder, tokens)[..., :vocab_size]
+
+    def rounded(parameter: Parameter) -> Tensor:
+        return read(parameter).to(dtype)
+
+    ours = logits_of(model, vocab_size, rounded, tokens)
+    theirs = _reference(folder, tokens, dtype)[..., :vocab_size]
     difference = (ours - theirs).abs().max().item()
     found = Comparison(difference, theirs.abs().max().item(), tokens.numel())
     if not difference <= tolerance:  # nor may it be no number
@@ -96,7 +103,7 @@ def compare(
 def logits_of(
     model: ModelArgs, vocab_size: int, read: Callable[[Parameter], Tensor], tokens: Tensor
 ) -> Tensor:
-    """Logits [b, s, v] of ``tokens`` [b, s], with one layer in memory at a time."""
+    """Logits [b, s, v] of ``tokens`` [b, s] in fp32, with one layer in memory at a time."""
     by_layer: dict[int, list[Parameter]] = {}
     for parameter in parameters_of(model, vocab_size):
         by_layer.setdefault(parameter.layer, []).append(parameter)
@@ -117,7 +124,7 @@ def logits_of(
 
 
 @torch.no_grad()
-def _reference(folder: Path, tokens: Tensor) -> Tensor:
+def _reference(folder: Path, tokens: Tensor, dtype: torch.dtype) -> Tensor:
     transformers = importlib.import_module("transformers")
     in_fp32 = "dtype" if int(transformers.__version__.split(".")[0]) >= 5 else "torch_dtype"
     progress = transformers.utils.logging.is_progress_bar_enabled()
@@ -132,5 +139,7 @@ def _reference(folder: Path, tokens: Tensor) -> Tensor:
     finally:
         if progress:
             transformers.utils.logging.enable_progress_bar()
+    for parameter in model.parameters():  # not all: angles of rotations are no weights
+        parameter.copy_(parameter.to(dtype))
     logits: Tensor = model(tokens).logits
     return logits

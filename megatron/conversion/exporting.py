@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,12 +14,14 @@ from torch import Tensor
 from megatron.conversion.comparison import TOLERANCE, Comparison, compare
 from megatron.conversion.expressible import family_of
 from megatron.conversion.families import Family
-from megatron.conversion.hf_folder import CONFIG_NAME, json_bytes, write_tensors
+from megatron.conversion.hf_folder import CONFIG_NAME, json_bytes
 from megatron.conversion.our_checkpoint import DTYPES, Origin, WholeWeights, find_origin
-from megatron.conversion.parameters import Parameter, counterpart
+from megatron.conversion.output_folder import made_whole, require_free
+from megatron.conversion.parameters import counterpart
+from megatron.conversion.shards import write_tensors
 from megatron.conversion.tokenizer_files import TokenIds, tokenizer_of, write_tokenizer
-from megatron.errors import CheckpointError, TokenizerError
-from megatron.runtime.durable import sync_folder, temporary_name, write_file
+from megatron.errors import TokenizerError
+from megatron.runtime.durable import write_file
 from megatron.tokenizer import Tokenizer
 
 _TORCH_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -89,8 +90,8 @@ def export_checkpoint(
 ) -> Export:
     """Write the model of a checkpoint as transformers saves one.
 
-    The folder is there whole, compared with the checkpoint, or not at all. It takes the memory of one of
-    its files, and for the comparison that of the model in fp32.
+    The folder is there whole, compared with the checkpoint, or not at all. It takes the memory of a
+    parameter at a time, and for the comparison that of the model in fp32.
 
     Args:
         source: a run's checkpoints, or one of them, of any layout.
@@ -111,34 +112,24 @@ def export_checkpoint(
     origin = find_origin(source, iteration, config_files)
     family = family_of(origin.model, wishes.family)
     tokenizer = _tokenizer(origin, wishes)
-    vocab_size = origin.vocab_size
-    if vocab_size is None and tokenizer is not None:
-        vocab_size = tokenizer.vocab_size
-    weights = WholeWeights(origin.info, origin.model, vocab_size)
+    weights = WholeWeights(origin.info, origin.model, _vocab_size(origin, tokenizer))
     dtype = DTYPES[wishes.dtype or origin.model.precision]
-    workshop = temporary_name(final)
-    shutil.rmtree(workshop, ignore_errors=True)
-    workshop.mkdir(parents=True)
-    try:
-        ids = (
-            TokenIds()
-            if tokenizer is None
-            else write_tokenizer(origin.tokenizer, tokenizer, workshop)
-        )
+
+    with made_whole(final) as folder:
+        ids = TokenIds()
+        if tokenizer is not None and wishes.with_tokenizer:
+            ids = write_tokenizer(origin.tokenizer, tokenizer, folder)
         config = config_of(family, weights, dtype, ids)
-        write_file(workshop / CONFIG_NAME, json_bytes(config))
-        written = _write_weights(workshop, family, weights, dtype, wishes.max_shard_size)
-
-        def as_written(parameter: Parameter) -> Tensor:
-            return weights.read(parameter).to(dtype).float()
-
-        compared = compare(origin.model, weights.vocab_size, as_written, workshop, wishes.tolerance)
-        sync_folder(workshop)
-        workshop.rename(final)
-    except BaseException:
-        shutil.rmtree(workshop, ignore_errors=True)
-        raise
-    sync_folder(final.parent)
+        write_file(folder / CONFIG_NAME, json_bytes(config))
+        written = _write_weights(folder, family, weights, dtype, wishes.max_shard_size)
+        compared = compare(
+            origin.model,
+            weights.vocab_size,
+            weights.read,
+            folder,
+            dtype=dtype,
+            tolerance=wishes.tolerance,
+        )
     return Export(
         origin.info.path,
         final,
@@ -151,33 +142,23 @@ def export_checkpoint(
     )
 
 
-def require_free(folder: Path, name: str) -> None:
-    """Insist on a folder that holds nothing yet.
-
-    Raises:
-        CheckpointError: something is there.
-    """
-    if folder.is_dir() and not any(folder.iterdir()):
-        return
-    if folder.exists():
-        raise CheckpointError(
-            f"{name}: {folder} is not empty\n  to do: choose another folder, or remove that one"
-        )
-
-
 def _tokenizer(origin: Origin, wishes: Wishes) -> Tokenizer | None:
-    """The run's tokenizer, where it is wanted or has to say how many ids there are."""
-    if not wishes.with_tokenizer and origin.vocab_size is not None:
-        return None
+    """The run's tokenizer; None where it is not wanted and cannot be read."""
     try:
-        found = tokenizer_of(origin.tokenizer)
+        return tokenizer_of(origin.tokenizer)
     except TokenizerError as error:
         if not wishes.with_tokenizer:
             return None
         raise TokenizerError(
             f"{error}\n  or: convert the weights alone, with --no_save_tokenizer"
         ) from error
-    return found if wishes.with_tokenizer else None
+
+
+def _vocab_size(origin: Origin, tokenizer: Tokenizer | None) -> int | None:
+    """Ids that are not padding, where anybody knows."""
+    if origin.vocab_size is not None or tokenizer is None:
+        return origin.vocab_size
+    return tokenizer.vocab_size
 
 
 def config_of(

@@ -35,7 +35,6 @@ _LEFT_OUT = frozenset(
         "expansion_factor",
         "bias_gelu_fusion",
         "use_qk_layernorm",
-        "attention_config",
     }
 )
 
@@ -57,26 +56,33 @@ def computed(model: ModelArgs) -> dict[str, Any]:
         "qk_norm": model.qk_norm_kind,
         "use_bias_in_norms": model.norm_has_bias,
         "sliding_window_width": windows_of(model),
+        "attention_config": tuple(set(model.attention_kinds) - _FULL_KINDS),
     }
-    for key, norms in _EPSILONS.items():
-        if model.norm not in norms:
-            del facts[key]
-    if model.pos_emb != "rotary":
-        return {key: value for key, value in facts.items() if not key.startswith("rotary_")}
-    needed = _SCALING.get(model.rotary_scaling, set()) | {"rotary_scaling"}
-    for key in [key for key in facts if key.startswith("rotary_")]:
-        if key not in needed | {"rotary_pct", "rotary_emb_base"}:
-            del facts[key]
     if model.rotary_scaling == "yarn":
         facts["rotary_attention_factor"] = attention_factor(model)
-    return facts
+    return {key: value for key, value in facts.items() if _matters(model, key)}
 
 
+def _matters(model: ModelArgs, key: str) -> bool:
+    """Whether a key, beside those that choose what there is, has a meaning for ``model``."""
+    if key in _EPSILONS:
+        return model.norm in _EPSILONS[key]
+    if key.startswith("rpe_"):
+        return model.pos_emb == "rpe"
+    if key.startswith("rotary_"):
+        used = _ROTARY | _SCALING.get(model.rotary_scaling, set())
+        return model.pos_emb == "rotary" and key in used
+    return True
+
+
+# One function, up to the windows that are compared by themselves.
+_FULL_KINDS = {"global", "flash", "local"}
 _EPSILONS = {
     "layernorm_epsilon": ("layernorm", "non_parametric_layernorm"),
     "rms_norm_epsilon": ("rmsnorm",),
     "scalenorm_epsilon": ("scalenorm",),
 }
+_ROTARY = {"rotary_pct", "rotary_emb_base", "rotary_scaling"}
 _LONGER = {"rotary_scaling_factor", "rotary_original_positions"}
 _SCALING = {
     "linear": {"rotary_scaling_factor"},
@@ -94,7 +100,12 @@ class Difference:
     theirs: object
 
     def __str__(self) -> str:
-        return f"{self.key}: {self.ours} (it has {self.theirs})"
+        return f"{self.key}: {_short(self.ours)} (it has {_short(self.theirs)})"
+
+
+def _short(value: object, most: int = 80) -> str:
+    text = str(value)
+    return text if len(text) <= most else f"{text[:most]}…"
 
 
 def differences(family: Family, model: ModelArgs) -> list[Difference]:
@@ -160,8 +171,10 @@ def family_of(model: ModelArgs, name: str | None = None) -> Family:
             return family
     nearest = min(found, key=lambda each: len(found[each]))
     lines = "\n".join(f"    {difference}" for difference in found[nearest][:5])
+    known = ", ".join(found)
+    problem = f"none of the families that are known here ({known}) can express this model"
     raise CheckpointError(
-        f"no family of Hugging Face that is known here can express this model ({', '.join(found)})\n"
-        f"  found: what {nearest}, the nearest, has no words for:\n{lines}\n"
+        f"{problem if name is None else f'{nearest} cannot express this model'}\n"
+        f"  found: what {nearest} has no words for:\n{lines}\n"
         "  to do: train with other values of these keys, or add a row to megatron/conversion/families.py"
     )

@@ -9,7 +9,7 @@ from megatron.conversion.families import Family
 from megatron.conversion.fields import Config, Inexpressible, Keys
 from megatron.errors import CheckpointError
 
-# Samples of a run that nobody has said more about, in tokens; its model may know more positions.
+# Tokens of a sample where nobody has said anything; the model may know more positions.
 _SEQ_LENGTH = 2048
 
 # What is about something else than what the model computes, or read elsewhere.
@@ -34,6 +34,9 @@ _ASIDE = frozenset(
         "chunk_size_feed_forward",
         "output_attentions",
         "output_hidden_states",
+        # GPT-NeoX's rotary_emb_base and rotary_pct once more, in files of releases 4.
+        "rope_theta",
+        "partial_rotary_factor",
     }
 )
 

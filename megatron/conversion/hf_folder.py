@@ -6,26 +6,19 @@ Several have an index, ``model.safetensors.index.json``, that says which tensor 
 from __future__ import annotations
 
 import json
-import math
-import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from megatron.errors import CheckpointError
-from megatron.runtime.durable import sync_file, write_file
 
 CONFIG_NAME = "config.json"
 SINGLE_FILE = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
-
-_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -119,82 +112,3 @@ def _opened(path: Path) -> Any:
         raise CheckpointError(f"{path} is missing") from error
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
-
-
-def bytes_in(text: str) -> int:
-    """Bytes of a size such as ``5GB`` or ``200MiB``.
-
-    Raises:
-        CheckpointError: it is none.
-    """
-    match = re.fullmatch(r"\s*([\d.]+)\s*([KMG]?i?B?)\s*", text, flags=re.IGNORECASE)
-    unit = match[2].upper() if match else "?"
-    unit = unit if unit in _UNITS else f"{unit}B"
-    if match is None or unit not in _UNITS or match[1].count(".") > 1:
-        raise CheckpointError(f"max_shard_size: {text!r}; expected a size such as 5GB or 200MiB")
-    size = int(float(match[1]) * _UNITS[unit])
-    if size < 1:
-        raise CheckpointError(f"max_shard_size: {text!r} is no room at all")
-    return size
-
-
-@dataclass
-class _Shard:
-    """Groups of tensors that go into one file together."""
-
-    groups: list[Mapping[str, tuple[int, ...]]] = field(default_factory=list)
-    size: int = 0
-
-
-def write_tensors(
-    folder: Path,
-    groups: Iterable[Mapping[str, tuple[int, ...]]],
-    read: Callable[[int], Mapping[str, Tensor]],
-    *,
-    dtype: torch.dtype,
-    max_shard_size: int,
-) -> int:
-    """Write tensors into as few files as fit, with an index where they are several.
-
-    One file's tensors are in memory at a time.
-
-    Args:
-        folder: exists.
-        groups: names and shapes of what is read together.
-        read: gives the tensors of a group by its number.
-        dtype: of the files.
-        max_shard_size: bytes of a file at most, unless a group alone is larger.
-
-    Returns:
-        Bytes of tensors.
-    """
-    width = torch.empty((), dtype=dtype).element_size()
-    shards = [_Shard()]
-    for group in groups:
-        size = width * sum(math.prod(shape) for shape in group.values())
-        if shards[-1].groups and shards[-1].size + size > max_shard_size:
-            shards.append(_Shard())
-        shards[-1].groups.append(group)
-        shards[-1].size += size
-    total, number = 0, 0
-    file_of: dict[str, str] = {}
-    for index, shard in enumerate(shards, start=1):
-        file = (
-            SINGLE_FILE if len(shards) == 1 else f"model-{index:05}-of-{len(shards):05}.safetensors"
-        )
-        tensors: dict[str, Tensor] = {}
-        for _ in shard.groups:
-            tensors |= {
-                # A copy, unless it is whole already: pieces may be views of one tensor.
-                name: tensor.to(dtype).contiguous().clone()
-                for name, tensor in read(number).items()
-            }
-            number += 1
-        save_file(tensors, folder / file, metadata={"format": "pt"})
-        sync_file(folder / file)
-        total += shard.size
-        file_of |= dict.fromkeys(tensors, file)
-    if len(shards) > 1:
-        index_content = {"metadata": {"total_size": total}, "weight_map": file_of}
-        write_file(folder / INDEX_NAME, json_bytes(index_content))
-    return total

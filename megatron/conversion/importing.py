@@ -10,36 +10,32 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import time
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from megatron.checkpointing.find import CheckpointInfo
-from megatron.checkpointing.folders import CONFIG_FOLDER, EFFECTIVE_CONFIG_NAME
-from megatron.checkpointing.manifest import EngineFacts, Manifest
-from megatron.checkpointing.publishing import Place, finish, prepare, publish, versions
+from megatron.checkpointing.manifest import Manifest
+from megatron.checkpointing.publishing import Place, prepare, publish
 from megatron.conversion.comparison import TOLERANCE, Comparison, compare
-from megatron.conversion.exporting import require_free
 from megatron.conversion.families import Family
 from megatron.conversion.foreign_config import keys_of, not_understood, vocabulary_in
 from megatron.conversion.foreign_weights import ForeignWeights
 from megatron.conversion.hf_folder import CONFIG_NAME, TensorFolder, read_json
+from megatron.conversion.new_checkpoint import RUN_FILE, NewModel, write_checkpoint
 from megatron.conversion.our_checkpoint import DTYPES, WholeWeights
+from megatron.conversion.output_folder import removed_on_failure, require_free
 from megatron.conversion.parameters import parameters_of
-from megatron.conversion.rank_files import write_rank_files
 from megatron.conversion.run_file import run_file, vocabulary_multiple
 from megatron.conversion.tokenizer_files import copy_tokenizer, tokenizer_of
+from megatron.errors import CheckpointError
 from megatron.neox_arguments import NeoXArgs
-from megatron.runtime.durable import sync_folder, write_file
+from megatron.runtime.durable import write_file
 from megatron.tokenizer import padded_vocab_size
 
-RUN_FILE = "model.yml"
 _TOKENIZER_FOLDER = "tokenizer"
 _PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bfloat16", torch.float16: "fp16"}
 
@@ -140,17 +136,14 @@ def import_folder(
     require_free(root.absolute(), "output_dir")
     found = _read(Path(source), dtype)
     place = Place(root.absolute(), 0)
-    try:
+    with removed_on_failure(root, root):
         root.mkdir(parents=True, exist_ok=True)
         plan = _plan(found, root, layout or Layout())
         prepare(place)
-        manifest = _write(place, found, plan)
+        manifest = write_checkpoint(place, _model(found, plan))
         compared = _compare(place, manifest, found, plan.args, tolerance)
         write_file(root / RUN_FILE, plan.text.encode())
         publish(place)
-    except BaseException:
-        shutil.rmtree(root, ignore_errors=True)
-        raise
     seconds = time.perf_counter() - started
     return Import(
         found.folder,
@@ -159,7 +152,7 @@ def import_folder(
         found.family,
         plan.args,
         compared,
-        found.notes,
+        (*found.notes, *plan.notes),
         seconds,
     )
 
@@ -174,16 +167,25 @@ def _read(folder: Path, dtype: str | None) -> _Source:
         for fact in not_understood(family, config)
     )
     stored = tensors.dtype if dtype is None else DTYPES[dtype]
+    if stored not in _PRECISIONS:
+        raise CheckpointError(
+            f"{folder}\n  found: weights in {str(stored).removeprefix('torch.')}\n"
+            "  expected: fp32, bf16 or fp16\n  to do: name the type to convert them to, with --dtype"
+        )
     return _Source(folder, family, keys, vocabulary_in(config, path), tensors, stored, notes)
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is to be written: the configuration, checked and as a file, and the rows of the embedding."""
+    """What is to be written: the configuration, checked and as a file, and the rows of the embedding.
+
+    ``notes`` are what a person should know about the tokenizer, a line each.
+    """
 
     args: NeoXArgs
     text: str
     rows: int
+    notes: tuple[str, ...]
 
 
 def _plan(found: _Source, root: Path, ranks: Layout) -> _Plan:
@@ -207,63 +209,26 @@ def _plan(found: _Source, root: Path, ranks: Layout) -> _Plan:
     keys["make_vocab_size_divisible_by"] = multiple
     args = NeoXArgs.from_dict(keys)
     rows = padded_vocab_size(text_ids, multiple, ranks.model)
-    return _Plan(args, run_file(keys, str(found.folder)), rows)
+    return _Plan(args, run_file(keys, str(found.folder)), rows, _notes(found, tokenizer, text_ids))
 
 
-def _write(place: Place, found: _Source, plan: _Plan) -> Manifest:
-    """The files of the checkpoint, and its manifest; nothing of it is seen yet."""
-    args, folder = plan.args, place.unfinished
-    ranks = args.parallelism
+def _notes(found: _Source, tokenizer: dict[str, str], text_ids: int) -> tuple[str, ...]:
+    if not tokenizer:
+        return (
+            f"no tokenizer lies in {found.folder}: {RUN_FILE} needs tokenizer_type, vocab_file",
+        )
+    if text_ids > found.vocab_size:
+        return (f"the tokenizer has {text_ids} ids, of which the model knows {found.vocab_size}",)
+    return ()
+
+
+def _model(found: _Source, plan: _Plan) -> NewModel:
+    model = plan.args.model
     weights = ForeignWeights(
-        found.folder, found.tensors, found.family, args.model, found.vocab_size, found.dtype
+        found.folder, found.tensors, found.family, model, found.vocab_size, found.dtype
     )
-    files = write_rank_files(
-        folder,
-        args.model,
-        tuple(parameters_of(args.model, plan.rows)),
-        weights.read,
-        model_parallel_size=ranks.model_parallel_size,
-        pipe_parallel_size=ranks.pipe_parallel_size,
-    )
-    files |= _write_configs(folder, args, plan.text)
-    manifest = Manifest(
-        step=place.step,
-        state={
-            "step": place.step,
-            "consumed_samples": 0,
-            "vocab_size": found.vocab_size,
-            "padded_vocab_size": plan.rows,
-        },
-        layout={"converted_from": str(found.folder.absolute())},
-        engine=EngineFacts(
-            world_size=ranks.model_parallel_size * max(1, ranks.pipe_parallel_size),
-            data_parallel_size=1,
-            model_parallel_size=ranks.model_parallel_size,
-            zero_stage=0,
-            precision=args.model.precision,
-            pipe_parallel_size=ranks.pipe_parallel_size,
-        ),
-        config_hash=args.hash(),
-        versions=versions(),
-        has_optimizer=False,
-        node_local=False,
-        disks=[dict(sorted(files.items()))],
-        created=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-    )
-    finish(place, manifest, manifest.files_of(0))
-    return manifest
-
-
-def _write_configs(folder: Path, args: NeoXArgs, text: str) -> dict[str, int]:
-    """The configuration, as a person and as a program reads it. Returns path → bytes."""
-    flat = json.dumps(args.flat(), indent=1, sort_keys=True, default=str)
-    (folder / CONFIG_FOLDER).mkdir()
-    sizes = {
-        f"{CONFIG_FOLDER}/{name}": write_file(folder / CONFIG_FOLDER / name, content.encode())
-        for name, content in ((EFFECTIVE_CONFIG_NAME, flat), (RUN_FILE, text))
-    }
-    sync_folder(folder / CONFIG_FOLDER)
-    return sizes
+    parameters = tuple(parameters_of(model, plan.rows))
+    return NewModel(plan.args, plan.text, found.vocab_size, parameters, weights.read, found.folder)
 
 
 def _compare(
@@ -272,4 +237,11 @@ def _compare(
     """Compare what was written with what was read."""
     info = CheckpointInfo(place.unfinished, place.step, manifest)
     weights = WholeWeights(info, args.model, found.vocab_size)
-    return compare(args.model, found.vocab_size, weights.read, found.folder, tolerance)
+    return compare(
+        args.model,
+        found.vocab_size,
+        weights.read,
+        found.folder,
+        dtype=found.dtype,
+        tolerance=tolerance,
+    )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,25 +70,41 @@ def find_origin(
     info = find_checkpoint(root, iteration, foreign=True)
     if info is None:
         raise CheckpointError(f"{folder} holds no checkpoint")
-    vocab_size: int | None = info.state.get("vocab_size")
     own = info.path / CONFIG_FOLDER
     if not config_files and (own / EFFECTIVE_CONFIG_NAME).exists():
-        return Origin(info, model_of(info), _tokenizer_in(own), vocab_size)
-    files = config_files or sorted(own.glob("*.yml"))
+        model = model_of(info)
+        # Its content is in order: the model was read from it.
+        values = json.loads((own / EFFECTIVE_CONFIG_NAME).read_bytes())
+    else:
+        args = _read_configuration(info, config_files or sorted(own.glob("*.yml")))
+        model, values = args.model, args.flat()
+    _require_no_more(info, values)
+    names = TokenizerArgs.__dataclass_fields__
+    tokenizer = TokenizerArgs(**{name: values[name] for name in names if name in values})
+    return Origin(info, model, tokenizer, info.state.get("vocab_size"))
+
+
+def _read_configuration(info: CheckpointInfo, files: Sequence[str | Path]) -> NeoXArgs:
     if not files:
         raise CheckpointError(
             f"{info.path} has no configuration in it\n  expected: {CONFIG_FOLDER}/*.yml\n"
             "  to do: name the files that the run was started with: --config_file"
         )
-    args = NeoXArgs.from_ymls(files)
-    return Origin(info, args.model, args.tokenizer, vocab_size)
+    return NeoXArgs.from_ymls(files)
 
 
-def _tokenizer_in(configs: Path) -> TokenizerArgs:
-    # Its content is known to be in order: the model was read from it.
-    values = json.loads((configs / EFFECTIVE_CONFIG_NAME).read_bytes())
-    names = TokenizerArgs.__dataclass_fields__
-    return TokenizerArgs(**{name: values[name] for name in names if name in values})
+# Keys outside the model's section that change what it computes.
+_MORE = ("use_mup", "soft_prompt_tuning")
+
+
+def _require_no_more(info: CheckpointInfo, values: Mapping[str, Any]) -> None:
+    for key in _MORE:
+        found = values.get(key)
+        if found and not (isinstance(found, Mapping) and not found.get("enabled", True)):
+            raise CheckpointError(
+                f"{info.path}: {key}\n  found: {found}\n  expected: nothing: no family of Hugging Face "
+                "that is known here has it\n  to do: convert a model that was trained without"
+            )
 
 
 class WholeWeights:

@@ -46,17 +46,16 @@ def write_rank_files(
     Returns:
         Name → bytes of the files.
     """
-    size, sizes = model_parallel_size, {}
+    size = model_parallel_size
     counters = {**_COUNTERS, "mp_world_size": size * max(1, pipe_parallel_size)}
+    sizes: dict[str, int] = {}
     if pipe_parallel_size == 0:
         for rank in range(size):
-            module = {
-                f"sequential.{parameter.layer}.{name}": tensor
-                for parameter in parameters
-                for name, tensor in _parts(model, parameter, read(parameter), rank, size)
-            }
+            # Made in the call: one rank's tensors are gone before the next rank's are made.
             file = f"mp_rank_{rank:02d}_model_states.pt"
-            sizes[file] = _save(folder / file, {"module": module, **counters})
+            sizes[file] = _save(
+                folder / file, {"module": _module(model, parameters, read, rank, size), **counters}
+            )
         return sizes
     for layer, members in groupby(parameters, key=lambda parameter: parameter.layer):
         whole = [(parameter, read(parameter)) for parameter in members]
@@ -72,6 +71,17 @@ def write_rank_files(
         file = f"mp_rank_{number:02d}_model_states.pt"
         sizes[file] = _save(folder / file, {"module": None, **counters})
     return sizes
+
+
+def _module(
+    model: ModelArgs, parameters: Sequence[Parameter], read: Read, rank: int, size: int
+) -> dict[str, Tensor]:
+    """What a rank holds of all parameters, by names in the plain form."""
+    return {
+        f"sequential.{parameter.layer}.{name}": tensor
+        for parameter in parameters
+        for name, tensor in _parts(model, parameter, read(parameter), rank, size)
+    }
 
 
 # What DeepSpeed looks for beside the weights.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import yaml
@@ -53,16 +54,17 @@ def _value(value: object) -> str:
 def vocabulary_multiple(ids: int, text_ids: int, model_parallel_size: int) -> int:
     """A ``make_vocab_size_divisible_by`` that leaves room for all rows of an embedding.
 
-    A padding row has the logit 0, which a loss would count, so there are none where that can be: the
-    largest power of two up to 128 under which the tokenizer's ids come out at ``ids``. Where there is
-    none, the smallest that makes room.
+    A row of padding would have the logit 0, which a loss counts. So there are none where that can be: the
+    tokenizer's ids are rounded up to just the rows that there are. The largest power of two up to 128 that
+    does so is taken, else the smallest number; else the smallest power of two that makes room.
 
     Args:
         ids: rows of the embedding.
         text_ids: ids of the tokenizer.
         model_parallel_size: ranks that share it.
     """
-    for multiple in (128, 64, 32, 16, 8, 4, 2, 1):
+    divisors = (number for number in range(1, ids + 1) if ids % number == 0)
+    for multiple in chain((128, 64, 32, 16, 8, 4, 2, 1), divisors):
         rows = {padded_vocab_size(text_ids, multiple, size) for size in (1, model_parallel_size)}
         if rows == {ids}:
             return multiple

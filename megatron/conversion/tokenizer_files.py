@@ -93,15 +93,13 @@ def write_tokenizer(args: TokenizerArgs, tokenizer: Tokenizer, folder: Path) -> 
 
 
 def _config(theirs: str, tokenizer: Tokenizer) -> dict[str, Any]:
-    bos, eos, pad = _bos(tokenizer), tokenizer.eod, tokenizer.pad
-    return {
-        "tokenizer_class": theirs,
-        "bos_token": tokenizer.detokenize([bos]),
-        "eos_token": tokenizer.detokenize([eos]),
-        "unk_token": tokenizer.detokenize([eos]) if theirs == "GPT2Tokenizer" else None,
-        "pad_token": None if pad is None else tokenizer.detokenize([pad]),
-        "clean_up_tokenization_spaces": False,
-    }
+    special = {"bos_token": _bos(tokenizer), "eos_token": tokenizer.eod}
+    if theirs == "GPT2Tokenizer":
+        special["unk_token"] = tokenizer.eod
+    if tokenizer.pad is not None:
+        special["pad_token"] = tokenizer.pad
+    texts = {name: tokenizer.detokenize([number]) for name, number in special.items()}
+    return {"tokenizer_class": theirs, "clean_up_tokenization_spaces": False, **texts}
 
 
 def _bos(tokenizer: Tokenizer) -> int:

@@ -65,15 +65,6 @@ def replace_file(path: Path, content: bytes, *, flush: bool = True) -> None:
     sync_folder(path.parent)
 
 
-def sync_file(path: Path) -> None:
-    """Flush to the disk what a library has written into ``path``."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def sync_folder(folder: Path) -> None:
     """Flush the names in ``folder`` to the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -31,6 +31,7 @@ def test_there_and_back(folders: dict[str, Path], tmp_path: Path, case: str) -> 
     done = import_folder(folders[case], tmp_path / "ours", layout=Layout(4, 2))
     assert done.comparison.difference is not None
     assert done.comparison.difference < 1e-4
+    assert done.notes == ()
     back = export_checkpoint(tmp_path / "ours", tmp_path / "back", wishes=ALONE)
     assert back.family == done.family
     assert_same_tensors(folders[case], tmp_path / "back")
@@ -48,10 +49,15 @@ def test_files_of_every_layout(folders: dict[str, Path], tmp_path: Path, layout:
     assert_same_tensors(folder, tmp_path / "back")
 
 
-def test_in_several_files_of_another_type(folders: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)], ids=str
+)
+def test_in_several_files_of_another_type(
+    folders: dict[str, Path], tmp_path: Path, name: str, dtype: torch.dtype
+) -> None:
     folder = folders["llama 8/4"]
     import_folder(folder, tmp_path / "ours")
-    wishes = Wishes(with_tokenizer=False, dtype="bf16", max_shard_size=10_000)
+    wishes = Wishes(with_tokenizer=False, dtype=name, max_shard_size=10_000)
     export_checkpoint(tmp_path / "ours", tmp_path / "back", wishes=wishes)
     files = sorted((tmp_path / "back").glob("*.safetensors"))
     assert len(files) > 3
@@ -60,12 +66,14 @@ def test_in_several_files_of_another_type(folders: dict[str, Path], tmp_path: Pa
     index = json.loads((tmp_path / "back" / "model.safetensors.index.json").read_bytes())
     there, back = tensors_of(folder), tensors_of(tmp_path / "back")
     assert set(index["weight_map"]) == set(there) == set(back)
-    assert all(torch.equal(back[name], there[name].to(torch.bfloat16)) for name in there)
-    # And in once more, which now is a run in bf16.
+    assert all(torch.equal(back[name], there[name].to(dtype)) for name in there)
+    # And in once more, which now is a run in that precision; or from fp32 at once.
     done = import_folder(tmp_path / "back", tmp_path / "again")
-    assert done.args.model.precision == "bfloat16"
-    export_checkpoint(tmp_path / "again", tmp_path / "last", wishes=ALONE)
-    assert_same_tensors(tmp_path / "back", tmp_path / "last")
+    assert done.args.model.precision == {"bf16": "bfloat16"}.get(name, name)
+    import_folder(folder, tmp_path / "at once", dtype=name)
+    for last in ("again", "at once"):
+        export_checkpoint(tmp_path / last, tmp_path / f"last of {last}", wishes=ALONE)
+        assert_same_tensors(tmp_path / "back", tmp_path / f"last of {last}")
 
 
 def test_logits_are_compared(
@@ -101,6 +109,24 @@ def test_what_is_there_stays(folders: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="ours is not empty"):
         import_folder(folders["llama 8/4"], tmp_path / "ours")
     assert (tmp_path / "ours" / "notes.txt").exists()
+
+
+def test_a_disk_that_refuses(folders: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="cannot be written\n  found: Not a directory"):
+        import_folder(folders["llama 8/4"], tmp_path / "file" / "ours")
+    import_folder(folders["llama 8/4"], tmp_path / "ours")
+    with pytest.raises(CheckpointError, match="cannot be written\n  found: Not a directory"):
+        export_checkpoint(tmp_path / "ours", tmp_path / "file" / "back")
+
+
+def test_weights_in_another_type(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = change_config(folders["llama 8/4"], tmp_path / "theirs")
+    tensors = {name: tensor.double() for name, tensor in tensors_of(folder).items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="found: weights in float64"):
+        import_folder(folder, tmp_path / "ours")
+    assert import_folder(folder, tmp_path / "ours", dtype="fp32").args.model.precision == "fp32"
 
 
 def test_ranks_that_cannot_share_the_model(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -146,6 +172,24 @@ def test_unknown_fields_are_said(folders: dict[str, Path], tmp_path: Path) -> No
     folder = change_config(folders["llama 8/4"], tmp_path / "theirs", attn_temperature=2.0)
     done = import_folder(folder, tmp_path / "ours")
     assert "config.json says attn_temperature: 2.0" in done.text()
+
+
+def test_what_is_wrong_with_a_tokenizer_is_said(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = change_config(folders["llama 8/4"], tmp_path / "without")
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+    done = import_folder(folder, tmp_path / "ours")
+    assert "no tokenizer lies in" in done.text()
+    assert "set tokenizer_type" in done.run_file.read_text()
+    folder = change_config(folders["llama 8/4"], tmp_path / "more", vocab_size=90)
+    tensors = tensors_of(folder)
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        tensors[name] = tensors[name][:90].contiguous()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    done = import_folder(folder, tmp_path / "ours too")
+    assert done.notes == ("the tokenizer has 100 ids, of which the model knows 90",)
+    export_checkpoint(tmp_path / "ours too", tmp_path / "back")
+    assert_same_tensors(folder, tmp_path / "back")
 
 
 def test_names_and_leftovers_of_other_releases(folders: dict[str, Path], tmp_path: Path) -> None:

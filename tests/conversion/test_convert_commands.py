@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,16 @@ import torch
 import transformers
 import yaml
 
+from megatron.conversion.command_lines import hf_to_neox, neox_to_hf
+from megatron.errors import NeoXError
 from tests.conversion.hf_models import VOCAB, save_model
 from tests.support.doors import door
 from tests.support.tiny import series, write_tokens
 
 IN, OUT = "tools/ckpts/convert_hf_to_neox.py", "tools/ckpts/convert_neox_to_hf.py"
+
+
+pytestmark = pytest.mark.ranks
 
 
 @pytest.fixture(scope="module")
@@ -93,25 +99,44 @@ def test_both_generate_the_same(trained: Path) -> None:
     assert text.split() == tokenizer.decode(ids, skip_special_tokens=True).split()
 
 
-def test_mistakes_are_told_in_a_few_lines(trained: Path) -> None:
-    for script, options, message in (
-        (OUT, ("--input_dir", "nowhere", "--output_dir", "x"), "holds no checkpoint"),
-        (OUT, ("--input_dir", "tuned", "--output_dir", "back"), "back is not empty"),
+@pytest.mark.parametrize(
+    ("command", "options", "message"),
+    [
+        (neox_to_hf, "--input_dir nowhere --output_dir x", "holds no checkpoint"),
+        (neox_to_hf, "--input_dir tuned --output_dir back", "back is not empty"),
         (
-            OUT,
-            ("--input_dir", "tuned", "--output_dir", "x", "--architecture", "qwen2"),
-            "use_bias_in_qkv",
+            neox_to_hf,
+            "--input_dir tuned --output_dir x --architecture qwen2",
+            "use_bias_in_qkv: False",
         ),
         (
-            OUT,
-            ("--input_dir", "tuned", "--output_dir", "x", "--max_shard_size", "much"),
+            neox_to_hf,
+            "--input_dir tuned --output_dir x --max_shard_size much",
             "max_shard_size: 'much'",
         ),
-        (IN, ("--input_dir", "data", "--output_dir", "x"), "config.json is missing"),
-        (IN, ("--input_dir", "theirs", "--output_dir", "x", "--tp", "3"), "3 ranks cannot share"),
-    ):
-        done = door(script, *options, folder=trained)
-        assert done.status == 2, done.all
-        assert message in done.err, done.all
-        assert len(done.err.splitlines()) <= 10, done.all
-        assert not (trained / "x").exists()
+        (hf_to_neox, "--input_dir data --output_dir x", "config.json is missing"),
+        (hf_to_neox, "--input_dir theirs --output_dir x --tp 3", "3 ranks cannot share"),
+    ],
+)
+def test_mistakes_are_told_in_a_few_lines(
+    trained: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: Callable[[list[str]], None],
+    options: str,
+    message: str,
+) -> None:
+    monkeypatch.chdir(trained)
+    monkeypatch.setattr(
+        "megatron.logging.configure", lambda rank: None
+    )  # it would outlive the test
+    with pytest.raises(NeoXError) as caught:
+        command(options.split())
+    assert message in str(caught.value)
+    assert len(str(caught.value).splitlines()) <= 10
+    assert not Path("x").exists()
+
+
+def test_a_mistake_ends_with_a_status(trained: Path) -> None:
+    done = door(OUT, "--input_dir", "nowhere", "--output_dir", "x", folder=trained)
+    assert done.status == 2
+    assert done.err == "error: nowhere holds no checkpoint\n"

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from megatron.conversion.expressible import computed, differences, family_named, family_of
 from megatron.conversion.families import FAMILIES, Family
 from megatron.conversion.fields import Inexpressible
+from megatron.conversion.foreign_config import not_understood
 from megatron.errors import CheckpointError
 from megatron.neox_arguments.sections import ModelArgs
 from tests.support.models import tiny_args
@@ -78,6 +79,15 @@ def test_older_releases_say_the_same_in_other_fields(family: Family) -> None:
     )
 
 
+def test_fields_that_nobody_looks_at() -> None:
+    """What releases 4 add to GPT-NeoX's files says nothing new; what nobody knows is told."""
+    llama, neox = family_named("llama"), family_named("neox")
+    more = {"rope_theta": 10000, "partial_rotary_factor": 0.25, "transformers_version": "4.57.6"}
+    assert not_understood(neox, {**neox.write(tiny_args()), **more}) == []
+    strange = {"logit_scale": 2.0, "sparse": False, "adapters": None}
+    assert not_understood(llama, {**SIZES, **strange}) == ["logit_scale: 2.0"]
+
+
 def test_what_gpt_neox_calls_a_model() -> None:
     model = tiny_args(gpt_j_residual=True, rotary_pct=0.5, rotary_emb_base=500)
     assert family_of(model).name == "gpt_neox"
@@ -106,6 +116,7 @@ def test_gated_widths_are_those_of_one_half() -> None:
     [
         ({}, "llama"),
         ({"num_kv_heads": 2}, "llama"),
+        ({"rpe_num_buckets": 16, "layernorm_epsilon": 1e-3, "rotary_beta_fast": 9.0}, "llama"),
         ({"sliding_window_width": 5}, "mistral"),
         ({"use_bias_in_qkv": True}, "qwen2"),
         ({"qk_norm": "head"}, "qwen3"),
@@ -130,11 +141,13 @@ def test_the_family_follows_from_the_keys(changes: dict[str, Any], name: str) ->
     ("model", "keys"),
     [
         (tiny_args(pos_emb="learned"), ["pos_emb"]),
+        (tiny_args(pos_emb="rpe"), ["pos_emb"]),
         (tiny_args(use_bias_in_mlp=False), ["use_bias_in_mlp"]),
         (tiny_args(num_kv_heads=2), ["num_kv_heads"]),
         (tiny_args(gpt_j_residual=True, gpt_j_tied=True), ["gpt_j_tied"]),
         (tiny_args(activation="softsign"), ["activation"]),
         (tiny_args(norm="scalenorm"), ["norm"]),
+        (tiny_args(**LLAMA, attention_config=((("sparse_fixed",), 2),)), ["attention_config"]),
         (tiny_args(qk_norm="neox"), ["qk_norm"]),
         (tiny_args(**LLAMA, rotary_pct=0.5), ["rotary_pct"]),
         (

@@ -23,27 +23,27 @@ def reference(case: str) -> np.ndarray:
     return found
 
 
-def travel(root: Path, cases: list[str], layouts: list[tuple[int, int]], written: Layout) -> None:
+def travel(root: Path, cases: list[str], layouts: list[tuple[int, ...]], written: Layout) -> None:
     """Import each case, load it in each layout, compare logits, save there and export.
 
     Args:
         root: an empty folder.
         cases: of :data:`CASES`.
-        layouts: (ranks that share each weight, stages), all of as many ranks.
+        layouts: (ranks that share each weight, stages, copies, ZeRO stage), all of as many ranks.
         written: the layout of the imported files.
     """
     visits = {}
     for case in cases:
         save_model(case, root / case / "theirs")
         import_folder(root / case / "theirs", root / case / "ours", layout=written)
-        for model, pipe in layouts:
-            save = root / case / f"tp{model} pp{pipe}"
-            visits[case, model, pipe] = Visit(root / case / "ours", save, model, pipe)
+        for layout in layouts:
+            save = root / case / f"in {layout}"
+            visits[case, layout] = Visit(root / case / "ours", save, *layout)
     (ranks,) = {visit.ranks for visit in visits.values()}
     logits, *_ = run_ranks(ranks, run_visits, list(visits.values()), TOKENS.numpy(), timeout=600.0)
-    for (case, model, pipe), found in zip(visits, logits, strict=True):
-        assert np.abs(found - reference(case)).max() < 1e-4, (case, model, pipe)
-        save = visits[case, model, pipe].save
+    for (case, layout), found in zip(visits, logits, strict=True):
+        assert np.abs(found - reference(case)).max() < 1e-4, (case, layout)
+        save = visits[case, layout].save
         done = export_checkpoint(save, root / case / f"back from {save.name}")
         assert done.comparison.difference is not None
         assert_same_tensors(root / case / "theirs", root / case / f"back from {save.name}")
@@ -53,7 +53,7 @@ def travel(root: Path, cases: list[str], layouts: list[tuple[int, int]], written
 def test_two_ranks(tmp_path: Path) -> None:
     """Biases, whole heads; grouped heads, tied; norms of heads. In files for another layout."""
     cases = ["gpt_neox parallel untied", "llama 4/1", "qwen3"]
-    travel(tmp_path, cases, [(2, 0), (1, 2)], Layout(4, 0))
+    travel(tmp_path, cases, [(2, 0), (1, 2), (1, 0, 2, 3)], Layout(4, 0))
 
 
 @pytest.mark.slow
@@ -61,7 +61,7 @@ def test_two_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 @pytest.mark.parametrize("written", [Layout(), Layout(2, 1), Layout(4, 2)], ids=str)
 def test_every_family_in_every_layout(tmp_path: Path, ranks: int, written: Layout) -> None:
-    layouts = [
+    layouts: list[tuple[int, ...]] = [
         (model, pipe)
         for model, pipe in product((1, 2, 4), (0, 1, 2))
         if model * max(1, pipe) == ranks
