@@ -33,5 +33,6 @@ setup(
         "sentencepiece": ["sentencepiece>=0.2"],  # SPMTokenizer
         "parquet": ["pyarrow>=16"],  # .parquet as input of preprocessing
         "ftfy": ["ftfy>=6"],  # --ftfy
+        "transformers": ["transformers>=4.45"],  # conversions compare logits with it
     },
 )

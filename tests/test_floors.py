@@ -22,7 +22,7 @@ FLOORS = [
     ["mpu"],
     ["tokenizer", "data", "model"],
     ["preprocessing", "losses", "optimizers", "checkpointing", "monitor"],
-    ["training", "generation", "launch"],
+    ["training", "generation", "launch", "conversion"],
     ["evaluation"],
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

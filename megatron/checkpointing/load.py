@@ -120,11 +120,11 @@ def load_checkpoint(
         or manifest.engine.pipe_parallel_size != now.pipe_parallel_size
     )
     if not by_name:
-        together(world, lambda: _load(engine, info, load_optim))
+        _load_together(engine, info, world, load_optim)
     elif load_optim:
         # DeepSpeed would compare nothing: in its files of weights there are only places for parts.
         together(world, lambda: check_weights_fit(engine.module, info, engine.mp_world_size))
-        together(world, lambda: _load(engine, info, load_optim))
+        _load_together(engine, info, world, load_optim)
     else:
         # DeepSpeed would join the optimizer's files on every rank, and for one model rank only; or look
         # for the weights in files of its own form.
@@ -138,6 +138,25 @@ def load_checkpoint(
         )
         engine.global_steps = info.step
     return info.state
+
+
+def _load_together(engine: Engine, info: CheckpointInfo, world: World, load_optim: bool) -> None:
+    """DeepSpeed's loader on all ranks, and one outcome.
+
+    Under ZeRO 3 it ends with a collective, which gathers the small parameters that every rank keeps
+    whole. A rank with a broken file would not get there, and leave the others waiting in it: so it comes
+    after all have agreed.
+    """
+    optimizer, last = engine.optimizer, "checkpoint_event_epilogue"
+    if not hasattr(optimizer, last):
+        together(world, lambda: _load(engine, info, load_optim))
+        return
+    setattr(optimizer, last, lambda: None)
+    try:
+        together(world, lambda: _load(engine, info, load_optim))
+    finally:
+        delattr(optimizer, last)  # the class's own shows through again
+    optimizer.checkpoint_event_epilogue()
 
 
 def _load(engine: Engine, info: CheckpointInfo, load_optim: bool) -> None:

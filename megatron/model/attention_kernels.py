@@ -1,4 +1,4 @@
-"""Causal attention with a window, or with scores that fall with distance, in blocks of queries.
+"""Causal attention with a window, or with scores that depend on distance, in blocks of queries.
 
 Shapes: b sequences, s tokens, t keys, n query heads, k key/value heads, d features of a head.
 
@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -28,10 +29,18 @@ class Scores:
     Attributes:
         window: tokens back that a query sees, itself included; None for all.
         slopes: n, by how much the scores of each head fall with each token of distance; None for not.
+        by_distance: [n, D], what is added to each head's scores of keys 0 ... D - 1 tokens back; None for
+            nothing. D is at least the number of keys. Gradients flow into it.
     """
 
     window: int | None = None
     slopes: tuple[float, ...] | None = None
+    by_distance: Tensor | None = None
+
+    @property
+    def are_plain(self) -> bool:
+        """Whether nothing is added to scores."""
+        return self.slopes is None and self.by_distance is None
 
     def mask(self, queries: Tensor, keys: Tensor, like: Tensor) -> Tensor:
         """What the kernel gets: bool, or what is added to scores.
@@ -45,15 +54,47 @@ class Scores:
             [b or 1, n or 1, s, t].
         """
         distance = queries.unsqueeze(-1) - keys
+        distance = distance.view(-1, 1, *distance.shape[-2:])
+        bias = None
+        if self.by_distance is not None:
+            bias = self.by_distance[:, distance.squeeze(1).clamp(min=0)].transpose(0, 1)
+        return self._mask(distance, bias, like)
+
+    def mask_of_block(
+        self, start: int, queries: int, first: int, keys: int, like: Tensor
+    ) -> Tensor:
+        """:meth:`mask` of neighbouring queries from place ``start`` on, and keys from ``first`` on."""
+        places = torch.arange(first, first + keys, device=like.device)
+        distance = places[start - first :][:queries, None] - places
+        bias = None
+        if self.by_distance is not None:
+            bias = _diagonals(self.by_distance, start - first, queries, keys).unsqueeze(0)
+        return self._mask(distance.view(1, 1, queries, keys), bias, like)
+
+    def _mask(self, distance: Tensor, bias: Tensor | None, like: Tensor) -> Tensor:
         seen = distance >= 0
         if self.window is not None:
             seen = seen & (distance < self.window)
-        seen, distance = (x.view(-1, 1, *x.shape[-2:]) for x in (seen, distance))
-        if self.slopes is None:
+        if self.slopes is not None:
+            bias = distance * -torch.tensor(self.slopes, device=like.device).view(1, -1, 1, 1)
+        if bias is None:
             return seen
-        slopes = torch.tensor(self.slopes, device=keys.device).view(1, -1, 1, 1)
-        bias = (distance * -slopes).masked_fill(~seen, -math.inf)
-        return bias if needs_fp32_kernels(like) else bias.to(like.dtype)
+        bias = bias.masked_fill(~seen, -math.inf)
+        return bias.float() if needs_fp32_kernels(like) else bias.to(like.dtype)
+
+
+def _diagonals(by_distance: Tensor, first: int, queries: int, keys: int) -> Tensor:
+    """``by_distance`` [n, D] of each query's distance to each key: [n, s, t].
+
+    Neighbouring queries have the same numbers, moved by one: a view of as many as there are distances,
+    whose gradient is a sum along diagonals. What it says of keys ahead means nothing.
+
+    Args:
+        first: tokens from the first query back to the first key.
+    """
+    nearest = first - (keys - 1)
+    found = by_distance[:, max(nearest, 0) : first + queries]
+    return F.pad(found, (max(-nearest, 0), 0)).unfold(-1, keys, 1).flip(-1)
 
 
 def alibi_slopes(heads: int) -> list[float]:
@@ -72,7 +113,7 @@ def attend_causally(
 ) -> Tensor:
     """Softmax attention of whole sequences to themselves: [b, n, s, d], [b, k, s, d] -> [b, n, s, d]."""
     length, window = query.size(2), scores.window
-    if scores.slopes is None and (window is None or window >= length):
+    if scores.are_plain and (window is None or window >= length):
         return attend(query, key, value, causal=True, dropout=dropout)
     found = []
     for start, block in zip(
@@ -97,8 +138,7 @@ def _block(
     dropout: float,
 ) -> Tensor:
     """Queries from ``start`` on look at keys from ``first`` on."""
-    places = torch.arange(first, first + key.size(2), device=query.device)
-    mask = scores.mask(places[start - first :], places, query)
+    mask = scores.mask_of_block(start, query.size(2), first, key.size(2), query)
     return attend(query, key, value, mask=mask, dropout=dropout)
 
 

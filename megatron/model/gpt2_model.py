@@ -22,6 +22,7 @@ from megatron.model.init_functions import initialize_layer
 from megatron.model.kept_activations import KeptInputs
 from megatron.model.kv_cache import KVCache
 from megatron.model.positional_embeddings import RotaryTable
+from megatron.model.relative_positions import RelativePositionBias
 from megatron.model.segments import Segments
 from megatron.model.transformer import TransformerLayer
 from megatron.model.word_embeddings import (
@@ -44,8 +45,9 @@ def layer_factories(
         rotary = RotaryTable(
             model.rotary_dim, model.rotary_emb_base, model.max_position_embeddings, model
         )
+    relative = RelativePositionBias(model, groups=groups) if model.pos_emb == "rpe" else None
     blocks: list[Callable[[], nn.Module]] = [
-        partial(TransformerLayer, model, number, groups=groups, rotary=rotary)
+        partial(TransformerLayer, model, number, groups=groups, rotary=rotary, relative=relative)
         for number in range(model.num_layers)
     ]
     head: Callable[[], nn.Module] = (

@@ -66,6 +66,8 @@ def initialize_layer(
         else:
             output = module in _OUTPUT_LAYERS
             scheme = model.output_layer_init_method if output else model.init_method
+            if module == "attention.rpe":
+                scheme = "xavier_normal"  # GPT-NeoX's, whatever the other weights have
             generator = torch.Generator().manual_seed(derive_seed(seed, "init", index, whole_name))
             shape = _whole_shape(parameter, model, name, size)
             split = layout.partition(model, name, shape)

@@ -12,6 +12,7 @@ The two functions hold no parameters; they keep GPT-NeoX's numbers. Rows inside 
   rows as two parameters, ``attention.query_key_value.{query,key_value}_{weight,bias}``.
 - ``attention.qk_layernorm``: [heads, head width], the heads split over ranks like the queries;
   ``attention.q_norm`` and ``attention.k_norm``: [head width], the same on every rank.
+- ``attention.rpe`` of the first transformer layer alone: [buckets, heads], the heads split over ranks.
 - ``mlp.linear1`` of a gated MLP: [value; gate] of the units that a model-parallel rank holds.
 
 A rank's part is therefore not always a contiguous slice of the whole tensor: :class:`Partition`
@@ -101,6 +102,40 @@ def by_context_rank(fused: Tensor, heads: int, kv_heads: int, size: int) -> Tens
     return torch.cat(list(pieces), dim=-1).movedim(2, 0)
 
 
+def split_query_key_value(model: ModelArgs, fused: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows of the whole ``query_key_value``, [(n + 2 k) d, ...], by what they make.
+
+    Returns:
+        Those of queries [n d, ...], of keys and of values [k d, ...], each head by head.
+    """
+    if uses_grouped_heads(model):
+        query, key, value = torch.split(fused, list(query_key_value_rows(model)))
+        return query, key, value
+    by_head = fused.view(model.num_attention_heads, 3, model.head_width, *fused.shape[1:])
+    query, key, value = (rows.flatten(0, 1) for rows in by_head.unbind(1))
+    return query, key, value
+
+
+def join_query_key_value(model: ModelArgs, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The whole ``query_key_value``: the inverse of :func:`split_query_key_value`."""
+    if uses_grouped_heads(model):
+        return torch.cat((query, key, value))
+    heads = (model.num_attention_heads, model.head_width)
+    by_head = [rows.view(*heads, *rows.shape[1:]) for rows in (query, key, value)]
+    return torch.stack(by_head, dim=1).flatten(0, 2)
+
+
+def split_gated(model: ModelArgs, fused: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows of the whole ``linear1`` of a gated MLP: those of the value, those of the gate."""
+    value, gate = torch.split(fused, list(linear1_rows(model)))
+    return value, gate
+
+
+def join_gated(value: Tensor, gate: Tensor) -> Tensor:
+    """The whole ``linear1`` of a gated MLP: the inverse of :func:`split_gated`."""
+    return torch.cat((value, gate))
+
+
 def linear1_rows(model: ModelArgs) -> tuple[int, ...]:
     """Rows of the pieces of the whole ``mlp.linear1`` that ranks share out separately."""
     return (model.mlp_width,) * (2 if model.is_gated else 1)
@@ -165,6 +200,19 @@ def whole_name(name: str) -> str:
     return f"{module}.{kind}" if module else kind
 
 
+def names_of_rank(model: ModelArgs, name: str, size: int) -> tuple[str, ...]:
+    """Under which names one of ``size`` model-parallel ranks holds its part of the whole tensor ``name``.
+
+    Args:
+        name: the name in the whole model, inside its layer.
+    """
+    module, _, kind = name.rpartition(".")
+    is_query_key_value = module == "attention.query_key_value" and uses_grouped_heads(model)
+    if is_query_key_value and model.kv_heads % size:
+        return f"{module}.{_QUERY}{kind}", f"{module}.{_KEY_VALUE}{kind}"
+    return (name,)
+
+
 def has_vocabulary_rows(name: str) -> bool:
     """Whether a parameter, by its name inside its layer, has one row for each id."""
     return name.rpartition(".")[0] in _VOCABULARY
@@ -190,7 +238,7 @@ def partition(model: ModelArgs, name: str, shape: Sequence[int]) -> Partition | 
         return Partition(0, linear1_rows(model))
     if module in (*_VOCABULARY, "attention.qk_layernorm"):
         return Partition(0, (shape[0],))
-    if module in ("attention.dense", "mlp.linear2") and kind == "weight":
+    if module in ("attention.dense", "mlp.linear2", "attention.rpe") and kind == "weight":
         return Partition(1, (shape[1],))
     return None
 

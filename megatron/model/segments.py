@@ -129,7 +129,7 @@ def attend_within(
     batch, _, length, width = query.shape
     # [b s, n, d] and twice [b s, k, d]
     query, key, value = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
-    if not dropout and scores.slopes is None and _has_one_kernel(query):
+    if not dropout and scores.are_plain and _has_one_kernel(query):
         out = _in_one_kernel(segments, query, key, value, scores.window)
     else:
         out = _by_length(segments, query, key, value, scores, dropout)

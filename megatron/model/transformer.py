@@ -10,6 +10,7 @@ the heads.
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 from torch import Tensor, nn
 
@@ -24,6 +25,7 @@ from megatron.model.attention_kernels import (
 from megatron.model.kv_cache import KVCache
 from megatron.model.norms import build_norm, build_query_key_norms
 from megatron.model.positional_embeddings import Angles, RotaryTable
+from megatron.model.relative_positions import RelativePositionBias
 from megatron.model.segments import Segments, attend_within
 from megatron.model.split_heads import Norms, split_heads
 from megatron.mpu.context import to_own_tokens, to_whole_sequences
@@ -39,10 +41,16 @@ from megatron.neox_arguments.sections import ModelArgs
 
 
 class SelfAttention(nn.Module):
-    """Multi-head or grouped-query causal attention with optional rotary positions."""
+    """Multi-head or grouped-query causal attention with optional rotary or relative positions."""
 
     def __init__(
-        self, model: ModelArgs, number: int, *, groups: ParallelGroups, rotary: RotaryTable | None
+        self,
+        model: ModelArgs,
+        number: int,
+        *,
+        groups: ParallelGroups,
+        rotary: RotaryTable | None,
+        relative: RelativePositionBias | None,
     ) -> None:
         super().__init__()
         size = groups.get_model_parallel_world_size()
@@ -57,6 +65,10 @@ class SelfAttention(nn.Module):
         self.dropout = model.attention_dropout
         self.rotary = rotary
         self.scores = Scores(model.window_of(number), self._slopes(model))
+        if relative is not None and number == 0:
+            self.rpe = relative
+        # All layers use what is a part of the first one, and has one name.
+        self._relative = (relative,)
         self.query_key_value = _query_key_value(model, groups, model.qkv_has_bias)
         for name, norm in build_query_key_norms(model, groups=groups).items():
             self.add_module(name, norm)
@@ -85,21 +97,25 @@ class SelfAttention(nn.Module):
             assert positions is not None, "a cache needs to know the tokens' positions"
             key, value = cache.extend(self.number, key, value, positions)
         dropout = self.dropout if self.training else 0.0
+        scores = self._scores(key.size(2))
         with own_draws(self.groups) if dropout else nullcontext():
             if cache is not None:
                 assert positions is not None
                 assert segments is None, "a cache holds one text a row"
-                out = attend_to_cache(query, key, value, self.scores, positions)
+                out = attend_to_cache(query, key, value, scores, positions)
             elif segments is None:
-                out = attend_causally(query, key, value, self.scores, dropout=dropout)
+                out = attend_causally(query, key, value, scores, dropout=dropout)
             else:
-                out = attend_within(
-                    segments, query, key, value, scores=self.scores, dropout=dropout
-                )
+                out = attend_within(segments, query, key, value, scores=scores, dropout=dropout)
         out = out.transpose(1, 2).flatten(2)
         if self.context_size > 1:
             out = to_own_tokens(out, self.groups)
         return self.dense(out)  # type: ignore[no-any-return]
+
+    def _scores(self, keys: int) -> Scores:
+        """What queries see of so many keys."""
+        (relative,) = self._relative
+        return self.scores if relative is None else replace(self.scores, by_distance=relative(keys))
 
     def _slopes(self, model: ModelArgs) -> tuple[float, ...] | None:
         """ALiBi's, of the heads that this rank attends with."""
@@ -175,17 +191,26 @@ class TransformerLayer(nn.Module):
         number: counted from 0 over all transformer layers of the model.
         groups: the layout of ranks.
         rotary: the model's table of angles, or None.
+        relative: the model's table of distances, or None; it becomes a part of layer 0.
     """
 
     def __init__(
-        self, model: ModelArgs, number: int, *, groups: ParallelGroups, rotary: RotaryTable | None
+        self,
+        model: ModelArgs,
+        number: int,
+        *,
+        groups: ParallelGroups,
+        rotary: RotaryTable | None,
+        relative: RelativePositionBias | None,
     ) -> None:
         super().__init__()
         self.groups = groups
         self.parallel_residual = model.gpt_j_residual
         self.dropout = model.hidden_dropout
         self.input_layernorm = build_norm(model, groups=groups)
-        self.attention = SelfAttention(model, number, groups=groups, rotary=rotary)
+        self.attention = SelfAttention(
+            model, number, groups=groups, rotary=rotary, relative=relative
+        )
         self.post_attention_layernorm = (
             None if model.gpt_j_tied else build_norm(model, groups=groups)
         )

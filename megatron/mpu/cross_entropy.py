@@ -61,7 +61,8 @@ class _VocabParallelCrossEntropy(torch.autograd.Function):
 
         largest = logits.amax(-1, keepdim=True).float()
         dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
-        shifted = logits.float() - largest
+        # One copy in fp32, which becomes the softmax: with half logits, `logits.float()` would be another.
+        shifted = logits - largest
         wanted = shifted.gather(-1, local).squeeze(-1).masked_fill(elsewhere, 0.0)
         exponentials = shifted.exp_()
         sums = torch.stack((exponentials.sum(-1), wanted))
@@ -81,8 +82,8 @@ class _VocabParallelCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         softmax, local, elsewhere, log_z = ctx.saved_tensors
         minus_one = elsewhere.float().sub(1.0).unsqueeze(-1)
-        if ctx.z_loss:
-            # d log(Z) / d logit is the softmax too.
-            softmax = softmax * (1.0 + 2.0 * ctx.z_loss * log_z).unsqueeze(-1)
-        out = softmax.scatter_add(-1, local, minus_one)
+        # d log(Z) / d logit is the softmax too.
+        factor = (1.0 + 2.0 * ctx.z_loss * log_z).unsqueeze(-1)
+        out = softmax * factor if ctx.z_loss else softmax.clone()
+        out.scatter_add_(-1, local, minus_one)
         return out.mul_(grad.unsqueeze(-1)).to(ctx.kind), None, None, None

@@ -39,6 +39,9 @@ def deepspeed_config(args: NeoXArgs, world_size: int) -> dict[str, Any]:
         },
         "steps_per_print": args.logging.steps_per_print,
         "wall_clock_breakdown": args.logging.wall_clock_breakdown,
+        # It waits for the device twice in every micro-batch, to know a throughput that nobody reads: a run
+        # reports its own.
+        "timers": {"throughput": {"enabled": False}},
     }
     for item in dataclasses.fields(args.ds):
         value = getattr(args.ds, item.name)

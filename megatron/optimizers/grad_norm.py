@@ -33,6 +33,7 @@ def global_grad_norm(parameters: Iterable[nn.Parameter], groups: ModelAxes) -> f
     carry ``model_parallel = True``, all others are counted on model rank 0 only. So does one that two
     pipeline stages have a copy of: one copy carries ``ds_pipe_replicated = True``.
     """
+    parameters = list(parameters)
     first = groups.get_model_parallel_rank() == 0
     grads = [
         p.grad
@@ -44,7 +45,10 @@ def global_grad_norm(parameters: Iterable[nn.Parameter], groups: ModelAxes) -> f
     # In fp64 without a copy of the gradients: a sum of a million squares in fp32 is off in the sixth
     # digit, and by another amount for each way in which the tensors are sharded.
     norms = [torch.linalg.vector_norm(grad, dtype=torch.float64) for grad in grads]
-    total = torch.stack(norms or [torch.zeros((), dtype=torch.float64)]).square().sum()
+    # A rank may have nothing to count, such as a last stage of a norm and a copy of the embedding. Its 0
+    # too must be where the collectives look for it.
+    nothing = torch.zeros((), dtype=torch.float64, device=parameters[0].device)
+    total = torch.stack([nothing, *norms]).square().sum()
     if groups.get_model_parallel_world_size() > 1:
         dist.all_reduce(total, group=groups.get_model_parallel_group())
     if groups.get_pipe_parallel_world_size() > 1:

@@ -141,6 +141,17 @@ def without_optimizer(world: World, root: Path) -> dict[str, Any]:
     return seen
 
 
+def flip_bytes(shard: Path, world: World) -> None:
+    """The right size and wrong bytes."""
+    world.barrier()
+    if world.rank == 0:
+        content = bytearray(shard.read_bytes())
+        content[len(content) // 2] ^= 255
+        content[len(content) // 3] ^= 255
+        shard.write_bytes(content)
+    world.barrier()
+
+
 def refusals(world: World, root: Path) -> dict[str, str]:
     engine = make_engine(1)
     train(engine, world, 0, 1)
@@ -150,15 +161,9 @@ def refusals(world: World, root: Path) -> dict[str, str]:
         "stage": error_of(lambda: load_checkpoint(make_engine(0), info, world=world)),
         "precision": error_of(lambda: load_checkpoint(make_engine(1, True), info, world=world)),
     }
-    # One rank's shard has the right size and wrong bytes: both ranks stop with rank 1's words.
+    # One rank's shard is damaged: both ranks stop with rank 1's words.
     shard = info.path / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
-    world.barrier()
-    if world.rank == 0:
-        content = bytearray(shard.read_bytes())
-        content[len(content) // 2] ^= 255
-        content[len(content) // 3] ^= 255
-        shard.write_bytes(content)
-    world.barrier()
+    flip_bytes(shard, world)
     assert find_checkpoint(root / "stage1", world=world) == info
     seen["flipped"] = error_of(lambda: load_checkpoint(make_engine(1), info, world=world))
     world.barrier()
@@ -166,7 +171,20 @@ def refusals(world: World, root: Path) -> dict[str, str]:
         shard.write_bytes(shard.read_bytes()[:-100])
     world.barrier()
     seen["cut"] = error_of(lambda: find_checkpoint(root / "stage1", world=world))
+    seen["flipped, stage 3"] = damaged_stage_3(world, root / "stage3")
     return seen
+
+
+def damaged_stage_3(world: World, place: Path) -> str:
+    """Here DeepSpeed's loader ends with a collective, which the rank of the broken shard does not reach."""
+    engine = make_engine(3)
+    train(engine, world, 0, 1)
+    save(engine, world, place, 1)
+    info = find_checkpoint(place, world=world)
+    flip_bytes(info.path / "zero_pp_rank_1_mp_rank_00_optim_states.pt", world)
+    fresh = make_engine(3, seed=2)
+    assert fresh.optimizer.persistent_parameters, "these are what the collective gathers"
+    return error_of(lambda: load_checkpoint(fresh, info, world=world))
 
 
 def full_disks(world: World, root: Path) -> dict[str, Any]:
@@ -287,6 +305,7 @@ def test_what_does_not_fit_is_refused_everywhere(ranks: list[Any]) -> None:
         assert "zero_stage 1, this run has 0" in seen["stage"]
         assert "precision fp32, this run has bfloat16" in seen["precision"]
         assert seen["flipped"].startswith("rank 1 on ")
+        assert seen["flipped, stage 3"].startswith("rank 1 on ")
         assert "zero_pp_rank_1_mp_rank_00_optim_states.pt has" in seen["cut"]
         assert "the manifest says" in seen["cut"]
 

@@ -105,6 +105,15 @@ CHANGED = {
     ),
     "python tools/ckpts/reshard.py": Change(makes=("checkpoints/whole/latest",)),
     "./deepy.py train.py my.yml --set load=checkpoints/whole": Change(check=True),
+    "python tools/ckpts/convert_neox_to_hf.py": Change(
+        makes=("hf/mine/config.json", "hf/mine/tokenizer.json", "hf/mine/model.safetensors")
+    ),
+    "python tools/ckpts/convert_hf_to_neox.py": Change(
+        makes=("checkpoints/from_hf/model.yml", "checkpoints/from_hf/latest")
+    ),
+    "./deepy.py generate.py checkpoints/from_hf/model.yml": Change(
+        FEW_TOKENS + _set(num_samples=1), makes=("samples.txt",)
+    ),
     "./deepy.py eval.py my.yml --iteration 750": Change(check=True),
     "./deepy.py train.py my.yml --set finetune=true": Change(check=True),
     "./deepy.py train.py my.yml --set load=checkpoints/other": Change(check=True),

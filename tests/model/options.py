@@ -57,6 +57,8 @@ OPTIONS = [
     _option("pos_emb", "alibi"),
     _option("pos_emb", "alibi", num_kv_heads=2, sliding_window_width=5),
     _option("pos_emb", "alibi", num_attention_heads=6, hidden_size=48),
+    _option("pos_emb", "rpe", rpe_num_buckets=8, rpe_max_distance=12),
+    _option("pos_emb", "rpe", rpe_num_buckets=6, num_kv_heads=2, sliding_window_width=5),
     _option("sliding_window_width", 3),
     _option("sliding_window_width", 4, attention_config=((("global", "local"), 1),)),
     _option("attention_config", ((("flash",), 2),)),

@@ -104,11 +104,25 @@ def attention(
         slopes = {4: [0.25, 0.0625, 2**-6, 2**-8], 6: [0.25, 0.0625, 2**-6, 2**-8, 0.5, 0.125]}
         fall = torch.tensor(slopes[model.num_attention_heads])[:, None, None]
         scores = scores - fall * (i - j)
+    if model.pos_emb == "rpe":
+        for back in range(x.size(1)):
+            bucket = bucket_of(back, model.rpe_num_buckets, model.rpe_max_distance)
+            added = weights["attention.rpe.weight"][bucket] * math.sqrt(model.head_width)
+            scores = scores + (i - j == back) * added[:, None, None]
     scores = scores.masked_fill(j > i, -torch.inf)
     if window is not None:
         scores = scores.masked_fill(j <= i - window, -torch.inf)
     out = torch.einsum("bnij,bjnd->bind", scores.softmax(-1), value)
     return linear(weights, "attention.dense", out.flatten(2))
+
+
+def bucket_of(back: int, buckets: int, max_distance: int) -> int:
+    """T5's: one for each near distance, the logarithm of far ones in even steps."""
+    near = buckets // 2
+    if back < near:
+        return back
+    steps = (buckets - near) * math.log(back / near) / math.log(max_distance / near)
+    return min(near + math.floor(steps), buckets - 1)
 
 
 def mlp(model: ModelArgs, weights: Weights, x: Tensor) -> Tensor:
@@ -151,11 +165,14 @@ def logits(model: ModelArgs, weights: Weights, tokens: Tensor) -> Tensor:
         half = model.hidden_size // 2
         angles = [places / 10000 ** (i / half) for i in range(half)]
         x = x + torch.stack([a.sin() for a in angles] + [a.cos() for a in angles], dim=-1)
+    distances = {
+        name: w for name, w in of_layer(weights, 2).items() if name == "attention.rpe.weight"
+    }
     for number in range(model.num_layers):
         pattern = model.attention_config
         sees_all = pattern is not None and "local" in str(pattern) and number % 2 == 0
         window = None if sees_all else model.sliding_window_width
-        x = block(model, of_layer(weights, 2 + number), x, places, window)
+        x = block(model, of_layer(weights, 2 + number) | distances, x, places, window)
     x = norm(model, of_layer(weights, last - 1), "norm", x)
     return (
         x

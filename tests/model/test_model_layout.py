@@ -218,3 +218,38 @@ def test_which_parameters_every_rank_holds_whole() -> None:
 def test_a_piece_that_ranks_cannot_share_evenly_is_refused() -> None:
     with pytest.raises(ConfigError, match="is 6, which 4 model-parallel ranks cannot share"):
         layout.take_shard(torch.zeros(14), layout.Partition(0, (8, 6)), 0, 4)
+
+
+def test_query_key_value_by_what_its_rows_make() -> None:
+    """Two heads of two features; a row is its number."""
+    rows = torch.arange(12.0).unsqueeze(1)
+    alike = tiny_args(num_attention_heads=2, hidden_size=4)
+    found = layout.split_query_key_value(alike, rows)
+    assert [part.flatten().tolist() for part in found] == [
+        [0, 1, 6, 7],
+        [2, 3, 8, 9],
+        [4, 5, 10, 11],
+    ]
+    assert torch.equal(layout.join_query_key_value(alike, *found), rows)
+    grouped = tiny_args(num_attention_heads=4, num_kv_heads=1, hidden_size=8)
+    found = layout.split_query_key_value(grouped, rows)
+    assert [part.flatten().tolist() for part in found] == [[*range(8)], [8, 9], [10, 11]]
+    assert torch.equal(layout.join_query_key_value(grouped, *found), rows)
+
+
+def test_a_gated_layer_is_value_then_gate() -> None:
+    model = tiny_args(activation="swiglu", intermediate_size=6)
+    value, gate = layout.split_gated(model, torch.arange(4.0))
+    assert (value.tolist(), gate.tolist()) == ([0, 1], [2, 3])
+    assert layout.join_gated(value, gate).tolist() == [0, 1, 2, 3]
+
+
+def test_names_of_what_a_rank_holds() -> None:
+    model = tiny_args(num_attention_heads=8, num_kv_heads=2)
+    name = "attention.query_key_value.bias"
+    assert layout.names_of_rank(model, name, 2) == (name,)
+    assert layout.names_of_rank(model, name, 4) == (
+        "attention.query_key_value.query_bias",
+        "attention.query_key_value.key_value_bias",
+    )
+    assert layout.names_of_rank(model, "attention.dense.bias", 4) == ("attention.dense.bias",)

@@ -171,6 +171,7 @@ def test_it_loads_and_tells_what_it_ignores(tmp_path: Path) -> None:
         },
         "steps_per_print": sys.maxsize,  # in a pipeline
         "wall_clock_breakdown": True,
+        "timers": {"throughput": {"enabled": False}},
         "prescale_gradients": False,
         "gradient_predivide_factor": 1.0,
         "dump_state": False,

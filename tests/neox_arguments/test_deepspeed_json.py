@@ -125,10 +125,16 @@ def test_the_smallest_file_leaves_nothing_to_deepspeeds_defaults() -> None:
         "zero_optimization": {"stage": 0},
         "steps_per_print": 10,
         "wall_clock_breakdown": False,
+        "timers": {"throughput": {"enabled": False}},
         "prescale_gradients": False,
         "gradient_predivide_factor": 1.0,
         "dump_state": False,
     }
+
+
+def test_deepspeeds_own_throughput_is_measured_for_who_asks_for_it() -> None:
+    timers = {"throughput": {"enabled": True, "synchronized": False}}
+    assert deepspeed(deepspeed_extra_args={"timers": timers})["timers"] == timers
 
 
 def test_the_optimizer_as_written() -> None:

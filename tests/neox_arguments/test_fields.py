@@ -58,10 +58,6 @@ def problems(**changes: Any) -> list[str]:
             {"norm": "te_rmsnorm"},
             "norm: te_rmsnorm is not supported yet; choose one of layernorm, rmsnorm",
         ),
-        (
-            {"pos_emb": "rpe"},
-            "pos_emb: rpe is not supported yet; choose one of learned, rotary, sinusoidal",
-        ),
         ({"data_impl": "lazy"}, 'data_impl: found "lazy", expected one of infer, mmap, cached'),
         (
             {"extra_save_iters": [1, -2]},

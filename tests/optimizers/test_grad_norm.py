@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 import torch
 from torch import nn
 
@@ -49,6 +50,28 @@ def test_replicated_parameters_count_on_the_first_model_rank_only() -> None:
 def test_nan_and_nothing() -> None:
     assert math.isnan(global_grad_norm([parameter(float("nan")), parameter(1.0)], OneRank()))
     assert global_grad_norm([nn.Parameter(torch.zeros(2))], OneRank()) == 0.0
+
+
+def test_a_rank_with_nothing_to_count_joins_in_on_its_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """NCCL takes no tensor of the CPU. ``meta`` stands for a device that is not it."""
+
+    class TwoRanks(OneRank):
+        def get_model_parallel_world_size(self) -> int:
+            return 2
+
+    class Seen(Exception):
+        pass
+
+    def all_reduce(tensor: torch.Tensor, group: None) -> None:
+        raise Seen(tensor.device.type)
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    replicated = nn.Parameter(torch.zeros(2, device="meta"))
+    replicated.grad = torch.zeros(2, device="meta")
+    with pytest.raises(Seen, match="meta"):
+        global_grad_norm([replicated], TwoRanks(rank=1))
 
 
 def test_a_copy_in_another_pipeline_stage_counts_once() -> None:

@@ -128,6 +128,7 @@ _OPTIONS: list[tuple[int, dict[str, Any]]] = [
     (4, {"qk_norm": "head"}),
     (1, {"qk_norm": "head", "norm": "rmsnorm", "norm_weight_offset": 1.0}),
     (4, {"pos_emb": "alibi"}),
+    (4, {"pos_emb": "rpe", "rpe_num_buckets": 8, "rpe_max_distance": 12}),
     (4, {"pos_emb": "sinusoidal", "gpt_j_residual": True, "gpt_j_tied": True}),
     (2, {"head_dim": 12, "use_bias_in_qkv": False}),
     (1, {"use_bias_in_qkv": True, "use_bias_in_attn_linear": False}),
@@ -142,6 +143,20 @@ OPTION_CASES = [
         Layout(2, sequence=False, data=2, zero=1),
         Layout(2, sequence=True, data=2, zero=3),
     )
+]
+# What several layers share, where each rank attends with some heads, and where layers run twice.
+_SHARED = {"pos_emb": "rpe", "rpe_num_buckets": 8, "rpe_max_distance": 12}
+OPTION_CASES += [
+    (Layout(2, sequence=True, zero=2, context=2), Variant(2, options=tuple(_SHARED.items()))),
+    (Layout(zero=0, context=4), Variant(1, options=tuple(_SHARED.items()))),
+    (Layout(data=2, zero=1, pipe=1), Variant(4, options=tuple(_SHARED.items()))),
+    *(
+        (
+            Layout(2, sequence=True, data=2, zero=zero),
+            Variant(4, options=(*_SHARED.items(), ("checkpoint_activations", True))),
+        )
+        for zero in (1, 3)
+    ),
 ]
 # Rows of half precision; ZeRO stage 0 runs as 1.
 HALF = [

@@ -124,6 +124,20 @@ def test_in_half_precision_the_exact_weights_travel(
 
 @pytest.mark.slow
 @pytest.mark.ranks
+def test_what_all_layers_share_travels_once(tmp_path: Path) -> None:
+    options = (("pos_emb", "rpe"), ("rpe_num_buckets", 8), ("rpe_max_distance", 12))
+    start = Leg(Layout(model=2, zero=1), None, tmp_path / "start", variant=Variant(options=options))
+    others = [Layout(model=2, sequence=True), Layout(data=2, zero=3), Layout(pipe=1)]
+    journey = there_and_back(start, others)
+    require_same_losses(journey)
+    require_same_state(journey)
+    whole = tensors_of(journey.whole[start.save])
+    tables = [name for name in whole if "rpe" in name]
+    assert [name.partition("/")[0] for name in tables] == ["sequential.2.attention.rpe.weight"] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
 def test_into_as_many_stages_with_other_layers(tmp_path: Path) -> None:
     changes = (("pipe_partition_method", "type:NormPipe|ParallelLinearPipe"),)
     start = Leg(Layout(pipe=2), None, tmp_path / "start")

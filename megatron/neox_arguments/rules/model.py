@@ -124,6 +124,27 @@ def _tables_of_positions_fit(args: NeoXArgs) -> Iterator[Finding]:
         )
 
 
+@RULES.about("pos_emb", "rpe_num_buckets", "rpe_max_distance", "pipe_parallel_size")
+def _distances_have_buckets(args: NeoXArgs) -> Iterator[Finding]:
+    model, stages = args.model, args.parallelism.pipe_parallel_size
+    if model.pos_emb != "rpe":
+        return
+    if model.rpe_num_buckets < 2:
+        yield "rpe_num_buckets", f"{model.rpe_num_buckets} tells no distances apart: give 2 or more"
+    elif model.rpe_max_distance <= model.rpe_num_buckets // 2:
+        yield (
+            "rpe_max_distance",
+            f"{model.rpe_max_distance} is within the first {model.rpe_num_buckets // 2} distances (half of "
+            "rpe_num_buckets), which have a bucket each: give a larger one, or fewer buckets",
+        )
+    if stages > 1:
+        yield (
+            "pos_emb",
+            f"rpe has one table for all layers, and the {stages} stages of a pipeline (pipe_parallel_size) "
+            "hold different layers: use pipe_parallel_size: 0 or 1, or rotary or alibi",
+        )
+
+
 @RULES.about("pos_emb", "rotary_scaling", "rotary_scaling_factor", "rotary_original_positions")
 def _rotations_can_be_scaled(args: NeoXArgs) -> Iterator[Finding]:
     model, kind = args.model, args.model.rotary_scaling

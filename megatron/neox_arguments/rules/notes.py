@@ -32,6 +32,11 @@ def notes(args: NeoXArgs) -> Iterator[str]:
             yield f"ignored: {', '.join(written)} (DeepSpeed has no such option)"
     if args.data.pack_impl == "packed" and not args.data.allow_chopped:
         yield "ignored: allow_chopped (pack_impl: packed cuts documents wherever a sample ends)"
+    if model.pos_emb != "rpe":
+        usual = {"rpe_num_buckets": 32, "rpe_max_distance": 128}
+        asked = [key for key, value in usual.items() if getattr(model, key) != value]
+        if asked:
+            yield f"ignored: {', '.join(asked)} (pos_emb is {model.pos_emb})"
     if model.bias_gelu_fusion and model.activation != "gelu":
         yield f"ignored: bias_gelu_fusion (activation is {model.activation})"
     elif model.bias_gelu_fusion and model.gelu_form is not None:

@@ -229,7 +229,10 @@ class ModelArgs(NormArgs, PositionArgs, AttentionArgs):
             + self._mlp_parameter_count()
             + self.norms_a_block * norm
         )
-        return (embedding, 0, *(block,) * self.num_layers, 0, norm, head)
+        # One table of distances for all layers.
+        table = self.rpe_num_buckets * self.num_attention_heads if self.pos_emb == "rpe" else 0
+        blocks = (block + table, *(block,) * (self.num_layers - 1))
+        return (embedding, 0, *blocks, 0, norm, head)
 
     @property
     def norms_a_block(self) -> int:

@@ -31,13 +31,13 @@ class MupArgs:
     """Factor on the initial weights."""
 
     mup_attn_temp: Annotated[PositiveFloat, _WITH_MUP] = 1.0
-    """Factor on attention scores."""
+    """Attention temperature: scores are divided by it."""
 
     mup_output_temp: Annotated[PositiveFloat, _WITH_MUP] = 1.0
-    """Factor on the logits."""
+    """Output temperature: logits are divided by it."""
 
     mup_embedding_mult: Annotated[PositiveFloat, _WITH_MUP] = 1.0
-    """Factor on word embeddings."""
+    """Factor on what the embedding gives."""
 
     mup_rp_embedding_mult: Annotated[PositiveFloat, _WITH_MUP] = 1.0
     """Factor on relative position embeddings."""

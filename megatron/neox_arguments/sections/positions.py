@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
-from megatron.neox_arguments.typed import NonNegativeInt, NotYet, PositiveFloat, PositiveInt, Share
+from megatron.neox_arguments.typed import NonNegativeInt, PositiveFloat, PositiveInt, Share
 
 
 @dataclass(frozen=True)
 class PositionArgs:
     """How positions enter."""
 
-    pos_emb: Annotated[
-        Literal["learned", "rotary", "sinusoidal", "alibi", "none"], NotYet(("rpe",))
-    ] = "learned"
+    pos_emb: Literal["learned", "rotary", "sinusoidal", "rpe", "alibi", "none"] = "learned"
     """How positions enter: a learned table or fixed sines and cosines added to the embeddings, rotations
-    of queries and keys, scores that fall with distance (`alibi`), or not at all."""
+    of queries and keys, a learned number for each head and distance added to scores (`rpe`, as in T5, one
+    table for all layers), scores that fall with distance (`alibi`), or not at all."""
+
+    rpe_num_buckets: PositiveInt = 32
+    """Distances that `pos_emb: rpe` tells apart: half of them up to this many tokens, the others ever
+    longer stretches."""
+
+    rpe_max_distance: PositiveInt = 128
+    """Tokens from which on `pos_emb: rpe` tells no more distances apart."""
 
     opt_pos_emb_offset: NonNegativeInt = 0
     """Rows of `pos_emb: learned`'s table in front of that of position 0, as in OPT."""

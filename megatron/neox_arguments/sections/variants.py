@@ -15,7 +15,6 @@ _NOT_YET = Refused("not supported yet: take it out", off=(0,))
 _WITH_GMLP = Ignored("has a meaning with attention_config: gmlp only")
 _WITH_MAMBA = Ignored("has a meaning with attention_config: mamba only")
 _WITH_RWKV = Ignored("has a meaning with attention_config: rwkv only")
-_WITH_RPE = Ignored("has a meaning with pos_emb: rpe only")
 
 
 @dataclass(frozen=True)
@@ -38,12 +37,6 @@ class VariantArgs:
 
     output_layer_parallelism: Annotated[Literal["column"], Refused("only column")] = "column"
     """How the output layer is split over `model_parallel_size`."""
-
-    rpe_num_buckets: Annotated[PositiveInt, _WITH_RPE] = 32
-    """Distances that `pos_emb: rpe` tells apart."""
-
-    rpe_max_distance: Annotated[PositiveInt, _WITH_RPE] = 128
-    """Largest distance that `pos_emb: rpe` tells apart."""
 
     gmlp_attn_dim: Annotated[PositiveInt, _WITH_GMLP] = 64
     """Width of the small attention in `amlp` layers."""

@@ -1,0 +1,101 @@
+"""The parameters of a whole model, and the tensors of a family that hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from megatron.conversion.families import Family
+from megatron.conversion.places import Place
+from megatron.errors import CheckpointError
+from megatron.model import layout
+from megatron.model.gpt2_model import layer_factories
+from megatron.mpu import ParallelGroups
+from megatron.neox_arguments.sections import ModelArgs
+from megatron.runtime.world import World
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a whole model.
+
+    Attributes:
+        layer: its number in the layer list.
+        inner: its name inside the layer.
+        shape: of the whole tensor.
+    """
+
+    layer: int
+    inner: str
+    shape: Shape
+
+    @property
+    def name(self) -> str:
+        """In the plain form."""
+        return f"sequential.{self.layer}.{self.inner}"
+
+
+def parameters_of(model: ModelArgs, rows: int) -> Iterator[Parameter]:
+    """All parameters in the order of the layers, without memory for any of them.
+
+    Args:
+        rows: of the embedding and the head.
+    """
+    factories = layer_factories(model, padded_vocab_size=rows, groups=ParallelGroups(World()))
+    for number, make in enumerate(factories):
+        with torch.device("meta"):
+            layer = make()
+        for name, tensor in layer.named_parameters():
+            yield Parameter(number, name, tuple(tensor.shape))
+
+
+@dataclass(frozen=True)
+class Counterpart:
+    """Where a family keeps one parameter.
+
+    Attributes:
+        ours: the parameter.
+        names: of its tensors, in the order of the pieces.
+        place: how the pieces lie in the whole.
+    """
+
+    ours: Parameter
+    names: tuple[str, ...]
+    place: Place
+
+    def split(self, model: ModelArgs, whole: Tensor) -> dict[str, Tensor]:
+        """Their tensors by name."""
+        return dict(zip(self.names, self.place.split(model, whole), strict=True))
+
+    def shapes(self, model: ModelArgs) -> dict[str, Shape]:
+        """The shapes of their tensors by name."""
+        pieces = self.split(model, torch.empty(self.ours.shape, device="meta"))
+        return {name: tuple(piece.shape) for name, piece in pieces.items()}
+
+    def join(self, model: ModelArgs, pieces: Sequence[Tensor]) -> Tensor:
+        """Our tensor from theirs, in the order of :attr:`names`."""
+        return self.place.join(model, pieces)
+
+
+def counterpart(family: Family, parameter: Parameter) -> Counterpart:
+    """Where ``family`` keeps ``parameter``.
+
+    Raises:
+        CheckpointError: nowhere.
+    """
+    module, _, kind = parameter.inner.rpartition(".")
+    place = family.places.get(module)
+    if place is None:
+        raise CheckpointError(
+            f"{parameter.name}: {family.architecture} has no such tensor\n"
+            "  to do: add it to megatron/conversion/families.py"
+        )
+    kind = "weight" if kind == "scale" else kind  # of an RMSNorm
+    number = parameter.layer - layout.FIRST_BLOCK
+    names = tuple(f"{name.format(number)}.{kind}" for name in place.names)
+    return Counterpart(parameter, names, place)

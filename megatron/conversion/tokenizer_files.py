@@ -1,0 +1,139 @@
+"""The files of a tokenizer, from a configuration of ours into a Hugging Face folder, and back.
+
+Where ``tokenizer_config.json`` lies beside the vocabulary, the folder is one of Hugging Face's own, and its
+files travel as they are. Else the few that transformers needs are made.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from megatron.conversion.hf_folder import json_bytes, read_json
+from megatron.errors import CheckpointError
+from megatron.neox_arguments.sections import TokenizerArgs
+from megatron.runtime.durable import write_file
+from megatron.tokenizer import Tokenizer, build_tokenizer
+
+_CONFIG, _GENERATION = "tokenizer_config.json", "generation_config.json"
+_JSON, _MODEL, _VOCAB, _MERGES = "tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt"
+# What a folder of Hugging Face's has about its tokenizer and about generating.
+_THEIRS = (
+    _CONFIG,
+    _GENERATION,
+    _JSON,
+    _MODEL,
+    _VOCAB,
+    _MERGES,
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+)
+
+# By tokenizer_type, with what transformers calls it: which of the configuration's files goes where.
+_CLASSES = {
+    "HFTokenizer": ("PreTrainedTokenizerFast", {"vocab_file": _JSON}),
+    "GPT2BPETokenizer": ("GPT2Tokenizer", {"vocab_file": _VOCAB, "merge_file": _MERGES}),
+    "HFGPT2Tokenizer": ("GPT2Tokenizer", {"vocab_file": _VOCAB, "merge_file": _MERGES}),
+    "SPMTokenizer": ("LlamaTokenizer", {"vocab_file": _MODEL}),
+}
+
+
+@dataclass(frozen=True)
+class TokenIds:
+    """The ids that ``config.json`` and ``generation_config.json`` name."""
+
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def tokenizer_of(args: TokenizerArgs) -> Tokenizer:
+    """The tokenizer of a run.
+
+    Raises:
+        TokenizerError: a file is missing or broken.
+    """
+    return build_tokenizer(args.tokenizer_type, args.vocab_file, args.merge_file)
+
+
+def write_tokenizer(args: TokenizerArgs, tokenizer: Tokenizer, folder: Path) -> TokenIds:
+    """Put the files of ``tokenizer`` into ``folder``, and ``generation_config.json`` with its ids.
+
+    Raises:
+        CheckpointError: transformers has no such tokenizer.
+    """
+    if tokenizer.name not in _CLASSES:
+        raise CheckpointError(
+            f"tokenizer_type: transformers has no {tokenizer.name}\n"
+            "  to do: convert without it (--no_save_tokenizer), or use another kind of tokenizer"
+        )
+    theirs, names = _CLASSES[tokenizer.name]
+    assert args.vocab_file is not None  # those kinds are read from files
+    source = Path(args.vocab_file)
+    source = source if source.is_dir() else source.parent
+    if (source / _CONFIG).exists():
+        for name in _THEIRS:
+            if (source / name).exists():
+                shutil.copyfile(source / name, folder / name)
+    else:
+        for key, name in names.items():
+            path = Path(getattr(args, key) or source / name)
+            shutil.copyfile(path / name if path.is_dir() else path, folder / name)
+        write_file(folder / _CONFIG, json_bytes(_config(theirs, tokenizer)))
+    ids = _ids(folder, tokenizer)
+    if not (folder / _GENERATION).exists():
+        write_file(folder / _GENERATION, json_bytes(ids.as_dict()))
+    return ids
+
+
+def _config(theirs: str, tokenizer: Tokenizer) -> dict[str, Any]:
+    special = {"bos_token": _bos(tokenizer), "eos_token": tokenizer.eod}
+    if theirs == "GPT2Tokenizer":
+        special["unk_token"] = tokenizer.eod
+    if tokenizer.pad is not None:
+        special["pad_token"] = tokenizer.pad
+    texts = {name: tokenizer.detokenize([number]) for name, number in special.items()}
+    return {"tokenizer_class": theirs, "clean_up_tokenization_spaces": False, **texts}
+
+
+def _bos(tokenizer: Tokenizer) -> int:
+    """What stands in front of a text: what the tokenizer puts there, else the end of the one before."""
+    return (tokenizer.tokenize("") or [tokenizer.eod])[0]
+
+
+def _ids(folder: Path, tokenizer: Tokenizer) -> TokenIds:
+    if (folder / _GENERATION).exists():
+        found = read_json(folder / _GENERATION)
+        return TokenIds(*(found.get(name) for name in TokenIds.__dataclass_fields__))
+    return TokenIds(_bos(tokenizer), tokenizer.eod, tokenizer.pad)
+
+
+def copy_tokenizer(source: Path, target: Path) -> dict[str, str]:
+    """Copy the tokenizer files of a Hugging Face folder.
+
+    Args:
+        source: of the model.
+        target: made when there are any.
+
+    Returns:
+        The keys of ours that name the copies; none where there is nothing that we can read.
+    """
+    found = [name for name in _THEIRS if (source / name).exists()]
+    if not found:
+        return {}
+    target.mkdir(parents=True)
+    for name in found:
+        shutil.copyfile(source / name, target / name)
+    if _JSON in found:
+        return {"tokenizer_type": "HFTokenizer", "vocab_file": _JSON}
+    if _MODEL in found:
+        return {"tokenizer_type": "SPMTokenizer", "vocab_file": _MODEL}
+    if _VOCAB in found and _MERGES in found:
+        return {"tokenizer_type": "HFGPT2Tokenizer", "vocab_file": _VOCAB, "merge_file": _MERGES}
+    return {}
