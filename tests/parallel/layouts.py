@@ -116,31 +116,29 @@ def config_of(place: Layout, variant: Variant, optimizer: str) -> dict[str, Any]
         "Adam": {"lr": 3e-3, "betas": [0.9, 0.95], "eps": 1e-8},
         "SGD": {"lr": 0.3},
     }
-    return {
-        key: value
-        for key, value in tiny_config(
-            _NOWHERE,
-            model_parallel_size=place.model,
-            context_parallel_size=place.context,
-            pipe_parallel_size=place.pipe,
-            sequence_parallel=place.sequence,
-            num_layers=variant.layers,
-            num_kv_heads=variant.kv_heads,
-            no_weight_tying=variant.untied,
-            gpt_j_residual=variant.parallel,
-            make_vocab_size_divisible_by=128,
-            train_batch_size=BATCH,
-            # Two accumulated micro-batches on each rank, whatever their number.
-            train_micro_batch_size_per_gpu=BATCH // 2 // place.data,
-            optimizer={"type": optimizer, "params": params[optimizer]},
-            zero_optimization=_zero(place),
-            gradient_clipping=CLIPPING,
-            init_method="small_init",
-            min_lr=0.0,
-            **dict(variant.options),
-        ).items()
-        if key not in ("save", "load")
-    }
+    config = tiny_config(
+        _NOWHERE,
+        model_parallel_size=place.model,
+        context_parallel_size=place.context,
+        pipe_parallel_size=place.pipe,
+        sequence_parallel=place.sequence,
+        num_layers=variant.layers,
+        num_kv_heads=variant.kv_heads,
+        no_weight_tying=variant.untied,
+        gpt_j_residual=variant.parallel,
+        make_vocab_size_divisible_by=128,
+        train_batch_size=BATCH,
+        # Two accumulated micro-batches on each rank, whatever their number.
+        train_micro_batch_size_per_gpu=BATCH // 2 // place.data,
+        optimizer={"type": optimizer, "params": params[optimizer]},
+        zero_optimization=_zero(place),
+        gradient_clipping=CLIPPING,
+        init_method="small_init",
+        min_lr=0.0,
+        save=None,
+        load=None,
+    )
+    return config | dict(variant.options)
 
 
 def _zero(place: Layout) -> dict[str, Any]:
