@@ -1,4 +1,4 @@
-"""Protects dropout on every layout of ranks, in real training steps of length 0.
+"""Protects dropout on every layout of ranks, in steps that teach nothing (learning rate 0).
 
 The statistics of losses and of norms are those of one rank. Behind them: whoever computes the same drops
 the same, whoever has a part of its own (heads, tokens, layers) draws numbers of its own.
