@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +22,7 @@ from megatron.runtime.partitioned import gathered, whole_shape
 from megatron.runtime.stock_deepspeed import Engine
 from megatron.runtime.world import World
 
+T = TypeVar("T")
 _Source = Callable[[str], Tensor]
 
 
@@ -55,23 +58,31 @@ def load_weights(
     Raises:
         CheckpointError: the files cannot be read or hold another model.
     """
-    opened: list[_Source] = []
-
-    def look() -> None:
-        opened.append(_open(module, info, model, model_rank, model_parallel_size, vocab_size))
-
-    if world is None:
-        look()
-    else:
-        together(world, look)
-    weight = opened[0]
+    weight = _alike(
+        world, lambda: _open(module, info, model, model_rank, model_parallel_size, vocab_size)
+    )
     for tensors in layers_of(module).values():
         parameters = [tensor for tensor in tensors.values() if isinstance(tensor, nn.Parameter)]
+        # Before the gathering: a rank that cannot read would leave the others waiting at its end.
+        found = _alike(world, partial(_read, weight, tensors))
         with torch.no_grad(), gathered(parameters, changes=True):
             for name, target in tensors.items():
-                target.copy_(weight(name))
+                target.copy_(found[name])
     if engine is not None:
         refresh_master_weights(engine)
+
+
+def _alike(world: World | None, action: Callable[[], T]) -> T:
+    """What ``action`` returns here; with a world, an error on any rank is raised on all."""
+    if world is None:
+        return action()
+    done: list[T] = []
+    together(world, lambda: done.append(action()))
+    return done[0]
+
+
+def _read(weight: _Source, names: Iterable[str]) -> dict[str, Tensor]:
+    return {name: weight(name) for name in names}
 
 
 def _open(
