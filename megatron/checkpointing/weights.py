@@ -18,7 +18,7 @@ from megatron.checkpointing.universal_files import open_store
 from megatron.checkpointing.universal_pieces import Part, PartReader, require_same_model
 from megatron.errors import CheckpointError
 from megatron.neox_arguments.sections import ModelArgs
-from megatron.runtime.partitioned import gathered, whole_shape
+from megatron.runtime.partitioned import gathered, is_partitioned, whole_shape
 from megatron.runtime.stock_deepspeed import Engine
 from megatron.runtime.world import World
 
@@ -61,13 +61,17 @@ def load_weights(
     weight = _alike(
         world, lambda: _open(module, info, model, model_rank, model_parallel_size, vocab_size)
     )
-    for tensors in layers_of(module).values():
-        parameters = [tensor for tensor in tensors.values() if isinstance(tensor, nn.Parameter)]
-        # Before the gathering: a rank that cannot read would leave the others waiting at its end.
-        found = _alike(world, partial(_read, weight, tensors))
-        with torch.no_grad(), gathered(parameters, changes=True):
-            for name, target in tensors.items():
-                target.copy_(found[name])
+    layers = layers_of(module).values()
+    if any(is_partitioned(parameter) for parameter in module.parameters()):
+        for tensors in layers:
+            # Before the gathering: a rank that cannot read would leave the others waiting at its end.
+            found = _alike(world, partial(_read, weight, tensors))
+            parameters = [tensor for tensor in tensors.values() if isinstance(tensor, nn.Parameter)]
+            with gathered(parameters, changes=True):
+                _fill(tensors, found.__getitem__)
+    else:
+        # At once: stages of a pipeline have different layers.
+        _alike(world, partial(_fill_all, layers, weight))
     if engine is not None:
         refresh_master_weights(engine)
 
@@ -79,6 +83,17 @@ def _alike(world: World | None, action: Callable[[], T]) -> T:
     done: list[T] = []
     together(world, lambda: done.append(action()))
     return done[0]
+
+
+def _fill_all(layers: Iterable[Mapping[str, Tensor]], weight: _Source) -> None:
+    for tensors in layers:
+        _fill(tensors, weight)
+
+
+def _fill(tensors: Mapping[str, Tensor], weight: _Source) -> None:
+    with torch.no_grad():
+        for name, target in tensors.items():
+            target.copy_(weight(name))
 
 
 def _read(weight: _Source, names: Iterable[str]) -> dict[str, Tensor]:
