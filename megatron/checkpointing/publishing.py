@@ -11,6 +11,7 @@ import platform
 import shutil
 import time
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 
 import torch
@@ -152,6 +153,11 @@ def clean_up(place: Place) -> str:
     except OSError as error:
         return f"\n  left behind: {describe(error)}; the next save clears it"
     return ""
+
+
+def time_now() -> str:
+    """For :attr:`Manifest.created`."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def versions() -> dict[str, str]:

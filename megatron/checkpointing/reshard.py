@@ -20,7 +20,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from datetime import datetime, timezone
 from pathlib import Path
 
 from megatron import logging as neox_logging
@@ -33,6 +32,7 @@ from megatron.checkpointing.publishing import (
     finish,
     prepare,
     publish,
+    time_now,
     versions,
 )
 from megatron.checkpointing.save import claimed_save_folder
@@ -138,7 +138,7 @@ def reshard(load: str | Path, save: str | Path, iteration: int | None = None) ->
                 node_local=False,
                 disks=[dict(sorted((tensors | configs).items()))],
                 versions=versions(),
-                created=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                created=time_now(),
             )
             finish(place, manifest, manifest.files_of(0))
             publish(place)

@@ -21,7 +21,6 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,6 +34,7 @@ from megatron.checkpointing.publishing import (
     finish,
     prepare,
     publish,
+    time_now,
     versions,
     wait_until_visible,
 )
@@ -107,7 +107,7 @@ def save_checkpoint(
     place = Place(Path(os.path.abspath(save_dir)), step)
     _refuse_patterns(place.root)
     leader = world.is_local_first if node_local else world.is_first
-    flat_text = json.dumps(config_flat, indent=1, sort_keys=True, default=str)
+    flat_text = effective_text(config_flat)
     try:
         together(world, (lambda: prepare(place)) if leader else None)
         together(world, lambda: wait_until_visible(place.unfinished, None))
@@ -125,7 +125,7 @@ def save_checkpoint(
             has_optimizer=not no_save_optim,
             node_local=node_local,
             disks=_disks(written, configs, node_local),
-            created=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            created=time_now(),
         )
         manifest = world.broadcast(manifest)
         files = manifest.files_of(world.node_rank)
@@ -260,7 +260,17 @@ def _write_configs(
             number += 1
             name = f"{path.stem}-{number}{path.suffix}"
         texts[name] = file.text
-    folder = place.unfinished / CONFIG_FOLDER
+    return write_configs(place.unfinished, texts)
+
+
+def effective_text(flat: Mapping[str, Any]) -> str:
+    """The content of :data:`EFFECTIVE_CONFIG_NAME`: the configuration as it was understood."""
+    return json.dumps(flat, indent=1, sort_keys=True, default=str)
+
+
+def write_configs(checkpoint: Path, texts: Mapping[str, str]) -> dict[str, int]:
+    """Write files of configuration, by name. Returns path inside ``checkpoint`` → bytes."""
+    folder = checkpoint / CONFIG_FOLDER
     folder.mkdir()
     sizes = {
         f"{CONFIG_FOLDER}/{name}": write_file(folder / name, text.encode())

@@ -37,14 +37,7 @@ def neox_to_hf(argv: Sequence[str] | None = None) -> None:
     """From a checkpoint to a folder of Hugging Face's."""
     parser = _parser(_TO_HF)
     add = parser.add_argument
-    add(
-        "--input_dir",
-        "--input-dir",
-        required=True,
-        metavar="FOLDER",
-        help="a run's checkpoints, or one of them (global_step<N>)",
-    )
-    add("--output_dir", "--output-dir", required=True, metavar="FOLDER", help="a new folder")
+    _add_folders(parser, "a run's checkpoints, or one of them (global_step<N>)")
     add(
         "--config_file",
         "--config-file",
@@ -90,14 +83,9 @@ def hf_to_neox(argv: Sequence[str] | None = None) -> None:
     """From a folder of Hugging Face's to a checkpoint."""
     parser = _parser(_FROM_HF)
     add = parser.add_argument
-    add(
-        "--input_dir",
-        "--input-dir",
-        required=True,
-        metavar="FOLDER",
-        help="with config.json, safetensors and tokenizer, as save_pretrained writes it",
+    _add_folders(
+        parser, "with config.json, safetensors and tokenizer, as save_pretrained writes it"
     )
-    add("--output_dir", "--output-dir", required=True, metavar="FOLDER", help="a new folder")
     add("--tp", type=int, default=1, metavar="N", help="ranks that share each weight; default: 1")
     add(
         "--pp",
@@ -123,6 +111,13 @@ def _parser(text: str) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(
         description=text, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+
+
+def _add_folders(parser: argparse.ArgumentParser, source: str) -> None:
+    for name, help_text in (("input", source), ("output", "a new folder")):
+        parser.add_argument(
+            f"--{name}_dir", f"--{name}-dir", required=True, metavar="FOLDER", help=help_text
+        )
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:

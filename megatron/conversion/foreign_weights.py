@@ -9,7 +9,7 @@ from torch import Tensor
 
 from megatron.conversion.families import Family
 from megatron.conversion.hf_folder import TensorFolder
-from megatron.conversion.parameters import Parameter, counterpart, parameters_of
+from megatron.conversion.parameters import Parameter, counterpart, listed, parameters_of
 from megatron.errors import CheckpointError
 from megatron.model import layout
 from megatron.neox_arguments.sections import ModelArgs
@@ -80,11 +80,9 @@ class ForeignWeights:
             if not name.endswith(allowed)
         ]
         if wrong:
-            lines = "\n".join(f"    {line}" for line in wrong[:4])
-            more = f"\n    and {len(wrong) - 4} more" if len(wrong) > 4 else ""
             raise CheckpointError(
                 f"{self._folder} does not hold the {family.architecture} that its config.json describes\n"
-                f"  found:\n{lines}{more}"
+                f"  found:\n{listed(wrong)}"
             )
 
     def _heads_of_tied_models(self, family: Family) -> tuple[str, ...]:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 
-from megatron.checkpointing.folders import CONFIG_FOLDER, EFFECTIVE_CONFIG_NAME
+from megatron.checkpointing.folders import EFFECTIVE_CONFIG_NAME
 from megatron.checkpointing.manifest import EngineFacts, Manifest
-from megatron.checkpointing.publishing import Place, finish, versions
+from megatron.checkpointing.publishing import Place, finish, time_now, versions
+from megatron.checkpointing.save import effective_text, write_configs
 from megatron.conversion.parameters import Parameter
 from megatron.conversion.rank_files import Read, write_rank_files
 from megatron.neox_arguments import NeoXArgs
-from megatron.runtime.durable import sync_folder, write_file
 
 # The configuration of an imported model.
 RUN_FILE = "model.yml"
@@ -61,7 +59,8 @@ def write_checkpoint(place: Place, model: NewModel) -> Manifest:
         model_parallel_size=ranks.model_parallel_size,
         pipe_parallel_size=ranks.pipe_parallel_size,
     )
-    files |= _write_configs(folder, model)
+    texts = {EFFECTIVE_CONFIG_NAME: effective_text(model.args.flat()), RUN_FILE: model.text}
+    files |= write_configs(folder, texts)
     manifest = Manifest(
         step=place.step,
         state={
@@ -77,7 +76,7 @@ def write_checkpoint(place: Place, model: NewModel) -> Manifest:
         has_optimizer=False,
         node_local=False,
         disks=[dict(sorted(files.items()))],
-        created=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        created=time_now(),
     )
     finish(place, manifest, manifest.files_of(0))
     return manifest
@@ -93,15 +92,3 @@ def _facts(args: NeoXArgs) -> EngineFacts:
         precision=args.model.precision,
         pipe_parallel_size=ranks.pipe_parallel_size,
     )
-
-
-def _write_configs(folder: Path, model: NewModel) -> dict[str, int]:
-    """The configuration, as a person and as a program reads it. Returns path → bytes."""
-    flat = json.dumps(model.args.flat(), indent=1, sort_keys=True, default=str)
-    (folder / CONFIG_FOLDER).mkdir()
-    sizes = {
-        f"{CONFIG_FOLDER}/{name}": write_file(folder / CONFIG_FOLDER / name, content.encode())
-        for name, content in ((EFFECTIVE_CONFIG_NAME, flat), (RUN_FILE, model.text))
-    }
-    sync_folder(folder / CONFIG_FOLDER)
-    return sizes

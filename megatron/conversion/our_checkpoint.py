@@ -17,7 +17,7 @@ from megatron.checkpointing.reshard import model_of
 from megatron.checkpointing.universal import VALUE
 from megatron.checkpointing.universal_files import open_store
 from megatron.checkpointing.universal_pieces import Part, PartReader, whole_shapes
-from megatron.conversion.parameters import Parameter, parameters_of
+from megatron.conversion.parameters import Parameter, listed, parameters_of
 from megatron.errors import CheckpointError
 from megatron.model import layout
 from megatron.neox_arguments import NeoXArgs
@@ -165,9 +165,7 @@ def _require_all(
         and not (_has_ids(name) and there[name][0] >= shape[0] and there[name][1:] == shape[1:])
     ]
     if wrong:
-        lines = "\n".join(f"    {line}" for line in wrong[:4])
-        more = f"\n    and {len(wrong) - 4} more" if len(wrong) > 4 else ""
         raise CheckpointError(
-            f"{info.path} is not of the model that its configuration describes\n  found:\n{lines}{more}\n"
+            f"{info.path} is not of the model that its configuration describes\n  found:\n{listed(wrong)}\n"
             "  to do: name the configuration that it was made with: --config_file"
         )

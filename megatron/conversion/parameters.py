@@ -82,6 +82,14 @@ class Counterpart:
         return self.place.join(model, pieces)
 
 
+def listed(wrong: Sequence[str], most: int = 4) -> str:
+    """The first lines about tensors that are not as they should be, indented for a message."""
+    lines = [f"    {line}" for line in wrong[:most]]
+    if len(wrong) > most:
+        lines.append(f"    and {len(wrong) - most} more")
+    return "\n".join(lines)
+
+
 def counterpart(family: Family, parameter: Parameter) -> Counterpart:
     """Where ``family`` keeps ``parameter``.
 

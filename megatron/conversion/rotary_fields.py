@@ -7,7 +7,6 @@ Releases 4 of transformers have ``rope_theta`` and ``rope_scaling`` (GPT-NeoX: `
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from megatron.conversion.fields import Config, Field, Inexpressible, Keys, value_of
@@ -86,44 +85,8 @@ def _whole(base: float) -> int:
     return int(base)
 
 
-def _linear(model: ModelArgs) -> dict[str, Any]:
-    return {"factor": model.rotary_scaling_factor}
-
-
-def _llama3(model: ModelArgs) -> dict[str, Any]:
-    return {
-        "factor": model.rotary_scaling_factor,
-        "low_freq_factor": model.rotary_low_freq_factor,
-        "high_freq_factor": model.rotary_high_freq_factor,
-        _ORIGINAL: model.rotary_original_positions,
-    }
-
-
-def _yarn(model: ModelArgs) -> dict[str, Any]:
-    return {
-        "factor": model.rotary_scaling_factor,
-        "beta_fast": model.rotary_beta_fast,
-        "beta_slow": model.rotary_beta_slow,
-        "attention_factor": attention_factor(model),
-        _ORIGINAL: model.rotary_original_positions,
-    }
-
-
-_WRITERS: dict[str, Callable[[ModelArgs], dict[str, Any]]] = {
-    "linear": _linear,
-    "llama3": _llama3,
-    "yarn": _yarn,
-}
-
-
-def _scaling(model: ModelArgs) -> dict[str, Any]:
-    """What is written about scaling; nothing where there is none."""
-    kind = model.rotary_scaling
-    return {} if kind == "none" else {"rope_type": kind, **_WRITERS[kind](model)}
-
-
 # Our key of each parameter of a kind of scaling.
-_READERS = {
+_NAMES = {
     "linear": {"factor": "rotary_scaling_factor"},
     "llama3": {
         "factor": "rotary_scaling_factor",
@@ -141,13 +104,24 @@ _READERS = {
 }
 
 
+def _scaling(model: ModelArgs) -> dict[str, Any]:
+    """What is written about scaling; nothing where there is none."""
+    kind = model.rotary_scaling
+    if kind == "none":
+        return {}
+    written = {name: getattr(model, key) for name, key in _NAMES[kind].items()}
+    if kind == "yarn":
+        written["attention_factor"] = attention_factor(model)  # the key may leave it to a formula
+    return {"rope_type": kind, **written}
+
+
 def _scaling_keys(config: Config, found: dict[str, Any]) -> Keys:
     kind = found.get("rope_type", found.get("type", "default"))
     if kind in (None, "default"):
         return {}
-    if kind not in _READERS:
-        raise Inexpressible("rope_type", kind, f"default, {', '.join(_READERS)}")
-    names = _READERS[kind]
+    if kind not in _NAMES:
+        raise Inexpressible("rope_type", kind, f"default, {', '.join(_NAMES)}")
+    names = _NAMES[kind]
     given = {name: value for name, value in found.items() if value is not None}
     if kind == "yarn" and given.pop("truncate", True) is not True:
         # Its usual form: where the two kinds of frequencies meet is rounded to whole pairs.

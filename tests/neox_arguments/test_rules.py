@@ -6,16 +6,9 @@ from typing import Any
 
 import pytest
 
-from megatron.errors import ConfigError
 from megatron.neox_arguments import NeoXArgs
 from megatron.neox_arguments.sections import CheckpointingArgs, ModelArgs
-from tests.support.small_config import small
-
-
-def refusal(**changes: Any) -> str:
-    with pytest.raises(ConfigError) as error:
-        NeoXArgs.from_dict(small(**changes))
-    return str(error.value)
+from tests.support.small_config import refusal, small
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,9 @@
-"""One model on many layouts of ranks: what is trained where, and by how much the numbers differ.
-
-A world of processes costs seconds, a run of a tiny model tenths of one: so a world runs all the layouts
-of its size, one after another, and hands back plain numbers.
-"""
+"""One model on any layout of ranks: its configuration, its training, and its weights put together again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +22,13 @@ from megatron.runtime.world import World
 from megatron.training.pipeline_step import step_of
 from megatron.training.setup import Parts, build_engine, build_model, build_parts, model_of
 from megatron.training.step import StepSettings
-from tests.support.ranks import run_ranks
 from tests.support.tiny import tiny_config
 
 STEPS, BATCH, LENGTH = 20, 8, 16
 # The norm of the gradient is above this in some steps and below it in others.
 CLIPPING = 1.0
+# Numbers in the longest vector of parameters; in the smallest part of a matrix there are more.
+VECTORS = 200
 _NOWHERE = Path("nowhere")  # nothing is read or written
 Weights = dict[str, npt.NDArray[np.float32]]
 
@@ -89,55 +85,6 @@ class Trained:
     weights: Weights
 
 
-@dataclass(frozen=True)
-class Deviation:
-    """Attributes: the largest relative one of losses and norms (AdamW), of weights (SGD), and where."""
-
-    loss: float
-    norm: float
-    weight: float
-    worst_weight: str
-
-    @property
-    def largest(self) -> float:
-        return max(self.loss, self.norm, self.weight)
-
-
-LAYOUTS = [
-    Layout(model, sequence, data, zero)
-    for model, sequence, data, zero in product((1, 2, 4), (False, True), (1, 2), (0, 1, 2, 3))
-    if model > 1 or not sequence
-]
-LAYOUTS += [
-    Layout(model, model > 1, 2, zero, offload=offload)
-    for model in (1, 2)
-    for zero, offload in (
-        (1, ("optimizer",)),
-        (2, ("optimizer",)),
-        (3, ("optimizer",)),
-        (3, ("param",)),
-        (3, ("optimizer", "param")),
-    )
-]
-CONTEXT_LAYOUTS = [
-    Layout(model, sequence, data, zero, context)
-    for model, sequence, context in ((1, False, 2), (1, False, 4), (2, False, 2), (2, True, 2))
-    for data, zero in ((1, 0), (1, 1), (1, 3), (2, 0), (2, 2), (2, 3))
-]
-PIPE_LAYOUTS = [
-    place
-    for pipe, model, sequence, data, zero in product(
-        (1, 2, 4), (1, 2, 4), (False, True), (1, 2), (0, 1)
-    )
-    if (model > 1 or not sequence)
-    and (place := Layout(model, sequence, data, zero, pipe=pipe)).ranks <= 8
-]
-VARIANTS = [
-    Variant(kv_heads, untied, parallel)
-    for kv_heads, untied, parallel in product((4, 2, 1), (False, True), (False, True))
-]
-
-
 def train(world: World, place: Layout, variant: Variant, optimizer: str, **changes: Any) -> Trained:
     """Train :data:`STEPS` steps on random tokens that depend on nothing but the step."""
     args = NeoXArgs.from_dict(config_of(place, variant, optimizer) | changes, world_size=world.size)
@@ -169,31 +116,29 @@ def config_of(place: Layout, variant: Variant, optimizer: str) -> dict[str, Any]
         "Adam": {"lr": 3e-3, "betas": [0.9, 0.95], "eps": 1e-8},
         "SGD": {"lr": 0.3},
     }
-    return {
-        key: value
-        for key, value in tiny_config(
-            _NOWHERE,
-            model_parallel_size=place.model,
-            context_parallel_size=place.context,
-            pipe_parallel_size=place.pipe,
-            sequence_parallel=place.sequence,
-            num_layers=variant.layers,
-            num_kv_heads=variant.kv_heads,
-            no_weight_tying=variant.untied,
-            gpt_j_residual=variant.parallel,
-            make_vocab_size_divisible_by=128,
-            train_batch_size=BATCH,
-            # Two accumulated micro-batches on each rank, whatever their number.
-            train_micro_batch_size_per_gpu=BATCH // 2 // place.data,
-            optimizer={"type": optimizer, "params": params[optimizer]},
-            zero_optimization=_zero(place),
-            gradient_clipping=CLIPPING,
-            init_method="small_init",
-            min_lr=0.0,
-            **dict(variant.options),
-        ).items()
-        if key not in ("save", "load")
-    }
+    config = tiny_config(
+        _NOWHERE,
+        model_parallel_size=place.model,
+        context_parallel_size=place.context,
+        pipe_parallel_size=place.pipe,
+        sequence_parallel=place.sequence,
+        num_layers=variant.layers,
+        num_kv_heads=variant.kv_heads,
+        no_weight_tying=variant.untied,
+        gpt_j_residual=variant.parallel,
+        make_vocab_size_divisible_by=128,
+        train_batch_size=BATCH,
+        # Two accumulated micro-batches on each rank, whatever their number.
+        train_micro_batch_size_per_gpu=BATCH // 2 // place.data,
+        optimizer={"type": optimizer, "params": params[optimizer]},
+        zero_optimization=_zero(place),
+        gradient_clipping=CLIPPING,
+        init_method="small_init",
+        min_lr=0.0,
+        save=None,
+        load=None,
+    )
+    return config | dict(variant.options)
 
 
 def _zero(place: Layout) -> dict[str, Any]:
@@ -201,14 +146,9 @@ def _zero(place: Layout) -> dict[str, Any]:
     zero |= {f"offload_{what}": {"device": "cpu"} for what in place.offload}
     if place.zero == 3:
         # By default stage 3 partitions nothing as small as these models, and frees nothing between uses.
-        zero |= dict.fromkeys(
-            (
-                "stage3_param_persistence_threshold",
-                "stage3_max_live_parameters",
-                "stage3_max_reuse_distance",
-            ),
-            0,
-        )
+        zero |= dict.fromkeys(("stage3_max_live_parameters", "stage3_max_reuse_distance"), 0)
+        # Where gathering costs most, vectors stay whole on each rank, as in models of real size.
+        zero["stage3_param_persistence_threshold"] = 0 if place.ranks <= 2 else VECTORS
     return zero
 
 
@@ -293,52 +233,3 @@ def _require_equal_copies(
         for rank, shard in enumerate(shards):
             first = shards[rank // copies * copies]
             assert torch.equal(shard[name], first[name]), f"{name} of rank {rank} is no copy"
-
-
-def in_one_world(
-    world: World, cases: Sequence[tuple[Layout, Variant]]
-) -> list[tuple[Trained, Trained]]:
-    """Each case with AdamW and with SGD. Weights come from rank 0 alone."""
-    found = [
-        tuple(train(world, place, variant, optimizer) for optimizer in ("Adam", "SGD"))
-        for place, variant in cases
-    ]
-    if world.is_first:
-        return found  # type: ignore[return-value]
-    return []
-
-
-def deviations(
-    cases: Iterable[tuple[Layout, Variant]], timeout: float = 600.0
-) -> dict[tuple[Layout, Variant], Deviation]:
-    """How far each layout is from one process with the same variant."""
-    cases = list(cases)
-    variants = list(dict.fromkeys(variant for _, variant in cases))
-    alone = [(Layout(), variant) for variant in variants]
-    found: dict[tuple[Layout, Variant], tuple[Trained, Trained]] = {}
-    for ranks in sorted({place.ranks for place, _ in cases} | {1}):
-        of_this_size = [case for case in cases if case[0].ranks == ranks]
-        of_this_size += [case for case in alone if ranks == 1 and case not in of_this_size]
-        trained, *_ = run_ranks(ranks, in_one_world, of_this_size, timeout=timeout)
-        found |= dict(zip(of_this_size, trained, strict=True))
-    return {case: _compare(found[case], found[Layout(), case[1]]) for case in cases}
-
-
-def _compare(case: tuple[Trained, Trained], alone: tuple[Trained, Trained]) -> Deviation:
-    (adam, sgd), (adam_alone, sgd_alone) = case, alone
-    assert sgd.weights.keys() == sgd_alone.weights.keys()
-    weights = {
-        name: float(np.abs(sgd.weights[name] - whole).max() / np.abs(whole).max())
-        for name, whole in sgd_alone.weights.items()
-    }
-    worst = max(weights, key=lambda name: weights[name])
-    return Deviation(
-        loss=_relative(adam.losses, adam_alone.losses),
-        norm=_relative(adam.norms, adam_alone.norms),
-        weight=weights[worst],
-        worst_weight=worst,
-    )
-
-
-def _relative(got: Sequence[float], expected: Sequence[float]) -> float:
-    return float(np.max(np.abs(np.subtract(got, expected)) / np.abs(expected)))

@@ -6,6 +6,7 @@ those that work (``test_layouts_agree.py``).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -123,12 +124,11 @@ def test_run_in_another_way_and_said(case: Case) -> None:
 
 
 @pytest.mark.slow
-def test_the_table_of_refusals(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_of_refusals(say: Callable[[str], None]) -> None:
     rows = [f"{what:30}{refusal(ranks, changes)}" for what, ranks, changes, _ in REFUSED]
     rows += [
         f"{what:30}{next(note for note in read(ranks, changes).notes if says in note)}"
         for what, ranks, changes, says in CHANGED
     ]
-    with capsys.disabled():
-        print("\nrefused, or changed and said\n" + "\n".join(rows))
+    say("refused, or changed and said\n" + "\n".join(rows))
     assert len(rows) == len(REFUSED) + len(CHANGED)

@@ -22,7 +22,7 @@ import socket
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,9 +60,12 @@ def _rank_main(
     env: dict[str, str],
     timeout: float,
     stacks: Path,
+    cores: Collection[int] | None,
     function: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
+    if cores is not None:
+        os.sched_setaffinity(0, cores)
     variables = {
         "RANK": str(rank),
         "WORLD_SIZE": str(size),
@@ -97,15 +100,17 @@ def run_outcomes(
     timeout: float = _TIMEOUT,
     env: dict[str, str] | None = None,
     env_of_rank: Callable[[int], dict[str, str]] | None = None,
+    cores: Collection[int] | None = None,
 ) -> list[Outcome]:
     """Like :func:`run_ranks`, but failures are returned as :class:`Outcome` too.
 
     ``env_of_rank`` gives variables of one rank, such as another ``LOCAL_RANK`` for a second "node".
-    Ranks that have not ended after ``timeout`` seconds are killed and come back with exit code -9, and
-    with where each of their threads was.
+    ``cores`` are those that the ranks may run on; by default all of the machine's. Ranks that have not
+    ended after ``timeout`` seconds are killed and come back with exit code -9, and with where each of
+    their threads was.
     """
     with tempfile.TemporaryDirectory(prefix="ranks_") as stacks:
-        return _outcomes(size, function, args, timeout, env or {}, env_of_rank, Path(stacks))
+        return _outcomes(size, function, args, timeout, env or {}, env_of_rank, Path(stacks), cores)
 
 
 def _outcomes(
@@ -116,6 +121,7 @@ def _outcomes(
     env: dict[str, str],
     env_of_rank: Callable[[int], dict[str, str]] | None,
     stacks: Path,
+    cores: Collection[int] | None,
 ) -> list[Outcome]:
     port = free_port()
     started = []
@@ -125,7 +131,18 @@ def _outcomes(
         variables = env | (env_of_rank(rank) if env_of_rank else {})
         process = _context.Process(
             target=_rank_main,
-            args=(theirs, rank, size, port, variables, timeout, stacks / str(rank), function, args),
+            args=(
+                theirs,
+                rank,
+                size,
+                port,
+                variables,
+                timeout,
+                stacks / str(rank),
+                cores,
+                function,
+                args,
+            ),
         )
         process.start()
         theirs.close()
@@ -159,6 +176,7 @@ def run_ranks(
     timeout: float = _TIMEOUT,
     env: dict[str, str] | None = None,
     env_of_rank: Callable[[int], dict[str, str]] | None = None,
+    cores: Collection[int] | None = None,
 ) -> list[Any]:
     """Call ``function(world, *args)`` in ``size`` processes and return their values in rank order.
 
@@ -168,7 +186,7 @@ def run_ranks(
         AssertionError: a rank raised, was killed, or did not end within ``timeout`` seconds.
     """
     outcomes = run_outcomes(
-        size, function, *args, timeout=timeout, env=env, env_of_rank=env_of_rank
+        size, function, *args, timeout=timeout, env=env, env_of_rank=env_of_rank, cores=cores
     )
     failed = [o for o in outcomes if o.error is not None or o.exit_code != 0]
     if failed:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from megatron.errors import ConfigError
+from megatron.neox_arguments import NeoXArgs
+
 
 def small(**changes: Any) -> dict[str, Any]:
     """A tiny decoder in fp32; ``changes`` replace keys, and those that are ``...`` are taken out."""
@@ -38,3 +43,10 @@ def small(**changes: Any) -> dict[str, Any]:
     }
     config.update(changes)
     return {key: value for key, value in config.items() if value is not ...}
+
+
+def refusal(**changes: Any) -> str:
+    """What a user reads when :func:`small` with ``changes`` is refused."""
+    with pytest.raises(ConfigError) as error:
+        NeoXArgs.from_dict(small(**changes))
+    return str(error.value)

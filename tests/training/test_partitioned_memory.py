@@ -4,6 +4,7 @@ stage 3 is made without ever being whole."""
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ def growth(world: World, next_to_nothing: dict[str, Any], config: dict[str, Any]
 
 
 def test_each_stage_takes_about_what_is_estimated(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, say: Callable[[str], None]
 ) -> None:
     found = {}
     for name, zero in STAGES.items():
@@ -93,9 +94,8 @@ def test_each_stage_takes_about_what_is_estimated(
             zero_optimization=zero,
         )
         found[name] = run_ranks(2, growth, tiny_config(tmp_path), config)[0]
-        with capsys.disabled():
-            numbers = ", ".join(f"{what} {value:.0f} MiB" for what, value in found[name].items())
-            print(f"\n{name}: {numbers}", end="")
+        numbers = ", ".join(f"{what} {value:.0f} MiB" for what, value in found[name].items())
+        say(f"{name}: {numbers}")
     for name, seen in found.items():
         assert seen["trained"] == pytest.approx(seen["estimated"], rel=0.4), name
     # Whole, but for its small tensors; a half and one layer.

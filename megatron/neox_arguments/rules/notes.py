@@ -33,8 +33,8 @@ def notes(args: NeoXArgs) -> Iterator[str]:
     if args.data.pack_impl == "packed" and not args.data.allow_chopped:
         yield "ignored: allow_chopped (pack_impl: packed cuts documents wherever a sample ends)"
     if model.pos_emb != "rpe":
-        usual = {"rpe_num_buckets": 32, "rpe_max_distance": 128}
-        asked = [key for key, value in usual.items() if getattr(model, key) != value]
+        keys_of_rpe = ("rpe_num_buckets", "rpe_max_distance")
+        asked = [key for key in keys_of_rpe if getattr(model, key) != getattr(type(model), key)]
         if asked:
             yield f"ignored: {', '.join(asked)} (pos_emb is {model.pos_emb})"
     if model.bias_gelu_fusion and model.activation != "gelu":

@@ -1,0 +1,33 @@
+"""What the tests say to people, besides whether they pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+_SAID = "said"
+
+
+@pytest.fixture
+def say(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    """Prints a text when the test has ended, also from a worker of pytest-xdist, whose output nobody sees."""
+    return lambda text: record_property(_SAID, text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Speaker(config))
+
+
+class _Speaker:
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        said = [text for name, text in report.user_properties if name == _SAID]
+        if report.when == "call" and terminal is not None and said:
+            terminal.ensure_newline()
+            for text in said:
+                terminal.write_line(str(text))
