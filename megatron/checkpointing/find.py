@@ -6,7 +6,7 @@ there, but not whole* is an error: a run that silently began anew would throw th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from megatron.checkpointing.manifest import (
     differences,
     read_manifest,
 )
+from megatron.checkpointing.tensor_files import is_weights_file
 from megatron.checkpointing.together import together
 from megatron.errors import CheckpointError
 from megatron.logging import get_logger
@@ -55,6 +56,7 @@ def find_checkpoint(
     *,
     world: World | None = None,
     foreign: bool = False,
+    neox: bool = False,
 ) -> CheckpointInfo | None:
     """The checkpoint that ``<load_dir>/latest`` names, or that of step ``iteration``.
 
@@ -65,7 +67,8 @@ def find_checkpoint(
         load_dir: the root of a run's checkpoints.
         iteration: a step to take instead of the latest.
         world: this process's place; None looks alone.
-        foreign: accept a folder without manifest, such as GPT-NeoX writes, for its weights.
+        foreign: accept any folder without manifest for its weights.
+        neox: accept one that GPT-NeoX wrote, but not one of ours that has lost its manifest.
 
     Returns:
         The checkpoint, checked against its manifest; None when nothing is there yet.
@@ -77,7 +80,8 @@ def find_checkpoint(
     root = Path(load_dir).absolute()
 
     def look() -> CheckpointInfo | None:
-        return _look(root, iteration, node_rank=world.node_rank, foreign=foreign)
+        accepts = _any_folder if foreign else is_neox_folder if neox else _no_folder
+        return _look(root, iteration, node_rank=world.node_rank, accepts=accepts)
 
     seen = together(world, look if world.is_local_first else None)
     places = world.all_gather((world.is_local_first, f"node {world.node_rank}, {world.hostname}"))
@@ -106,8 +110,27 @@ def find_checkpoint(
     return replace(info, path=root / info.path.name)  # each node's own disk may be elsewhere
 
 
+# Whether a folder without manifest is a checkpoint.
+_Accepts = Callable[[Path], bool]
+
+
+def _any_folder(_: Path) -> bool:
+    return True
+
+
+def _no_folder(_: Path) -> bool:
+    return False
+
+
+def is_neox_folder(folder: Path) -> bool:
+    """Whether ``folder`` has weights in it and has never been a checkpoint of ours."""
+    names = {path.name for path in folder.iterdir()}
+    ours = (folder / folders.CONFIG_FOLDER / folders.EFFECTIVE_CONFIG_NAME).exists()
+    return not ours and any(map(is_weights_file, names))
+
+
 def _look(
-    root: Path, iteration: int | None, *, node_rank: int, foreign: bool
+    root: Path, iteration: int | None, *, node_rank: int, accepts: _Accepts
 ) -> CheckpointInfo | None:
     if not root.exists():
         if iteration is None:
@@ -120,10 +143,10 @@ def _look(
     if iteration is not None:
         if iteration not in steps:
             raise CheckpointError(_no_such_step(root, iteration, steps))
-        return _inspect(steps[iteration], iteration, node_rank, foreign)
+        return _inspect(steps[iteration], iteration, node_rank, accepts)
     latest = folders.read_latest(root)
     if latest is None:
-        return _without_latest(root, steps, node_rank, foreign)
+        return _without_latest(root, steps, node_rank, accepts)
     step = folders.step_of(latest)
     assert step is not None  # read_latest accepts nothing else
     folder = root / latest
@@ -133,11 +156,11 @@ def _look(
         # Killed between the two renames of a second save of this step.
         notes = (f"{latest} was being replaced when its run was killed: using the earlier one",)
         folder = set_aside
-    return _inspect(folder, step, node_rank, foreign, notes)
+    return _inspect(folder, step, node_rank, accepts, notes)
 
 
 def _without_latest(
-    root: Path, steps: dict[int, Path], node_rank: int, foreign: bool
+    root: Path, steps: dict[int, Path], node_rank: int, accepts: _Accepts
 ) -> CheckpointInfo | None:
     if not steps:
         return None
@@ -147,7 +170,7 @@ def _without_latest(
     workshop = root / (TEMPORARY_PREFIX + folder.name)
     if workshop.is_dir() and not (workshop / folder.name).exists() and read_manifest(folder):
         note = f"{root}: no `latest` yet, its save was killed just before; using {folder.name}"
-        return _inspect(folder, step, node_rank, foreign, (note,))
+        return _inspect(folder, step, node_rank, accepts, (note,))
     raise CheckpointError(
         f"load: {root} holds checkpoints but no file named latest\n"
         f"  found: {_names(steps.values())}\n"
@@ -158,12 +181,12 @@ def _without_latest(
 
 
 def _inspect(
-    folder: Path, step: int, node_rank: int, foreign: bool, notes: tuple[str, ...] = ()
+    folder: Path, step: int, node_rank: int, accepts: _Accepts, notes: tuple[str, ...] = ()
 ) -> CheckpointInfo:
     """The checkpoint in ``folder``, or an error that says in what way it is none."""
     manifest = read_manifest(folder)
     if manifest is None:
-        if foreign and folder.is_dir():
+        if folder.is_dir() and accepts(folder):
             return CheckpointInfo(folder, step, None, notes)
         found = f"no {MANIFEST_NAME} in it" if folder.is_dir() else "no such folder"
         advice = "; its weights alone can be read with finetune: true" if folder.is_dir() else ""

@@ -23,6 +23,8 @@ from megatron.errors import CheckpointError
 from megatron.runtime.durable import TEMPORARY_PREFIX, sync_folder
 
 LATEST_NAME = "latest"
+CONFIG_FOLDER = "configs"
+EFFECTIVE_CONFIG_NAME = "effective_config.json"
 REPLACED_PREFIX = ".replaced-"
 
 _STEP_NAME = re.compile(r"global_step(\d+)")

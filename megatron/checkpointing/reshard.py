@@ -24,6 +24,7 @@ from pathlib import Path
 
 from megatron import logging as neox_logging
 from megatron.checkpointing.find import CheckpointInfo, find_checkpoint
+from megatron.checkpointing.folders import CONFIG_FOLDER, EFFECTIVE_CONFIG_NAME
 from megatron.checkpointing.manifest import Manifest, differences
 from megatron.checkpointing.publishing import (
     Place,
@@ -34,11 +35,7 @@ from megatron.checkpointing.publishing import (
     time_now,
     versions,
 )
-from megatron.checkpointing.save import (
-    CONFIG_FOLDER,
-    EFFECTIVE_CONFIG_NAME,
-    claimed_save_folder,
-)
+from megatron.checkpointing.save import claimed_save_folder
 from megatron.checkpointing.together import describe
 from megatron.checkpointing.universal import ParameterStore, WholeModel
 from megatron.checkpointing.universal_files import bytes_of, open_store, write_parameter

@@ -26,6 +26,7 @@ from typing import Any, Protocol
 
 from megatron.checkpointing import folders
 from megatron.checkpointing.deepspeed_files import engine_facts, write_shards
+from megatron.checkpointing.folders import CONFIG_FOLDER, EFFECTIVE_CONFIG_NAME
 from megatron.checkpointing.manifest import Manifest
 from megatron.checkpointing.publishing import (
     Place,
@@ -51,9 +52,7 @@ from megatron.runtime.world import World
 
 log = get_logger(__name__)
 
-CONFIG_FOLDER = "configs"
 LOCK_NAME = ".lock"
-EFFECTIVE_CONFIG_NAME = "effective_config.json"
 
 
 class ConfigText(Protocol):

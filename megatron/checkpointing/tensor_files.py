@@ -2,7 +2,8 @@
 
 Files are read with ``weights_only=True``: a pickle from elsewhere could run any code. Beside tensors
 and plain containers only the NumPy globals of :func:`_harmless_globals` pass, with which GPT-NeoX
-stores generator states.
+stores generator states. Files of weights may hold other objects too, which are not made
+(:mod:`~megatron.checkpointing.inert_objects`).
 
 Two forms exist: ``mp_rank_<MM>_model_states.pt`` holds a plain module's tensors under ``module``;
 a pipeline leaves ``module`` empty and has a file ``layer_<LL>-model_<MM>-model_states.pt`` for each
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from megatron.checkpointing.inert_objects import load_among_objects
 from megatron.errors import CheckpointError
 
 MODEL_FILE = re.compile(r"mp_rank_(\d+)_model_states\.pt")
@@ -41,6 +43,11 @@ BROKEN_FILE = (
     pickle.UnpicklingError,
     zipfile.BadZipFile,
 )
+
+
+def is_weights_file(name: str) -> bool:
+    """Whether a file of this name holds weights."""
+    return bool(_LAYER_FILE.fullmatch(name) or MODEL_FILE.fullmatch(name))
 
 
 def weight_shards(folder: Path) -> set[int]:
@@ -66,12 +73,12 @@ def read_shard(folder: Path, model_rank: int) -> dict[str, Tensor]:
     layer_files = [m for m in map(_LAYER_FILE.fullmatch, names) if m]
     if not layer_files:
         path = folder / f"mp_rank_{model_rank:02d}_model_states.pt"
-        return _tensors(path, read_safely(path).get("module"))
+        return _tensors(path, read_weights_file(path).get("module"))
     weights = {}
     for match in sorted(layer_files, key=lambda match: int(match[1])):
         if int(match[2]) == model_rank:
             path = folder / match[0]
-            for name, tensor in _tensors(path, read_safely(path)).items():
+            for name, tensor in _tensors(path, read_weights_file(path)).items():
                 weights[f"sequential.{int(match[1])}.{name}"] = tensor
     return weights
 
@@ -83,28 +90,65 @@ def read_safely(path: Path) -> dict[str, Any]:
         CheckpointError: it is missing, damaged, or holds other things than tensors.
     """
     try:
-        with torch.serialization.safe_globals(_harmless_globals()):
-            try:
-                content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-            except RuntimeError as error:
-                if "mmap" not in str(error):
-                    raise
-                # Files from before torch 1.6 cannot be mapped.
-                content = torch.load(path, map_location="cpu", weights_only=True)
+        content = _load(path)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing") from error
     except BROKEN_FILE as error:
-        blocked = re.search(r"GLOBAL ([\w.]+)", str(error))
+        blocked = _BLOCKED.search(str(error))
         if blocked:
             raise CheckpointError(
                 f"{path}\n  found: a Python object of the kind {blocked[1]}\n"
                 "  expected: tensors, numbers and plain containers; others are not loaded, because "
                 "they could run code"
             ) from error
-        lines = str(error).splitlines() or [type(error).__name__]
-        raise CheckpointError(
-            f"{path} is damaged: {lines[0]}\n  to do: restore it, or use another checkpoint"
-        ) from error
+        raise _damaged(path, error) from error
+    return _dictionary(path, content)
+
+
+def read_weights_file(path: Path) -> dict[str, Any]:
+    """The same of a file of weights, in which other programs may have put objects of theirs.
+
+    These are :class:`~megatron.checkpointing.inert_objects.Inert`; none of their code runs.
+
+    Raises:
+        CheckpointError: it is missing or damaged.
+    """
+    try:
+        return _dictionary(path, _load(path))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is missing") from error
+    except BROKEN_FILE as error:
+        if not _BLOCKED.search(str(error)):
+            raise _damaged(path, error) from error
+    try:
+        return _dictionary(path, load_among_objects(path))
+    except (*BROKEN_FILE, TypeError, AttributeError, IndexError) as error:
+        raise _damaged(path, error) from error
+
+
+# How torch says that a file holds what it does not load.
+_BLOCKED = re.compile(r"GLOBAL ([\w.]+)")
+
+
+def _load(path: Path) -> object:
+    with torch.serialization.safe_globals(_harmless_globals()):
+        try:
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError as error:
+            if "mmap" not in str(error):
+                raise
+            # Files from before torch 1.6 cannot be mapped.
+            return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _damaged(path: Path, error: Exception) -> CheckpointError:
+    lines = str(error).splitlines() or [type(error).__name__]
+    return CheckpointError(
+        f"{path} is damaged: {lines[0]}\n  to do: restore it, or use another checkpoint"
+    )
+
+
+def _dictionary(path: Path, content: object) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} holds a {type(content).__name__}; expected a dictionary")
     return content

@@ -20,28 +20,40 @@ import torch
 from torch import Tensor
 
 from megatron.checkpointing.find import CheckpointInfo
+from megatron.checkpointing.neox_folder import open_neox
 from megatron.checkpointing.tensor_files import read_safely
 from megatron.checkpointing.universal import ParameterStore, WholeModel
 from megatron.checkpointing.universal_ranks import RankFiles
 from megatron.errors import CheckpointError
+from megatron.neox_arguments.sections import ModelArgs
 from megatron.runtime.durable import new_file
 
 FOLDER = "zero"
 _PARAMETER = "param"
 
 
-def open_store(info: CheckpointInfo, *, with_optimizer: bool = True) -> ParameterStore:
+def open_store(
+    info: CheckpointInfo,
+    *,
+    with_optimizer: bool = True,
+    model: ModelArgs | None = None,
+    vocab_size: int | None = None,
+) -> ParameterStore:
     """The parameters of a checkpoint of any form.
 
     Args:
         info: from :func:`~megatron.checkpointing.find.find_checkpoint`.
         with_optimizer: the optimizer's state too, if there is any.
+        model: what a checkpoint of GPT-NeoX's has to be of; ours say themselves what they are of.
+        vocab_size: ids of the tokenizer that goes with such a checkpoint.
 
     Raises:
         CheckpointError: a file is missing or damaged, or lacks what it should hold.
     """
     if info.manifest is not None and info.manifest.whole is not None:
         return WholeFiles(info)
+    if info.manifest is None and model is not None:
+        return open_neox(info, model, vocab_size)
     return RankFiles(info, with_optimizer=with_optimizer)
 
 

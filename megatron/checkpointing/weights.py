@@ -18,7 +18,7 @@ from megatron.checkpointing.universal_files import open_store
 from megatron.checkpointing.universal_pieces import Part, PartReader, require_same_model
 from megatron.errors import CheckpointError
 from megatron.neox_arguments.sections import ModelArgs
-from megatron.runtime.partitioned import gathered, whole_shape
+from megatron.runtime.partitioned import gathered, is_partitioned, whole_shape
 from megatron.runtime.stock_deepspeed import Engine
 from megatron.runtime.world import World
 
@@ -33,6 +33,7 @@ def load_weights(
     model_rank: int = 0,
     model_parallel_size: int = 1,
     model: ModelArgs | None = None,
+    vocab_size: int | None = None,
     engine: Engine | None = None,
     world: World | None = None,
 ) -> None:
@@ -48,7 +49,8 @@ def load_weights(
         model_rank: this rank's place among those that share each weight.
         model_parallel_size: how many share each weight.
         model: the model's section of the configuration. With it, weights that are split among another
-            number of ranks, or stored whole, are fitted.
+            number of ranks, or stored whole, or GPT-NeoX's, are fitted.
+        vocab_size: ids of the tokenizer, for a checkpoint that does not say how many it was made for.
         engine: DeepSpeed's engine where it exists already: it keeps an fp32 copy of the weights and
             would bring the old ones back at its first step.
         world: given, all ranks call this and raise the same error.
@@ -56,14 +58,20 @@ def load_weights(
     Raises:
         CheckpointError: the files cannot be read or hold another model.
     """
-    weight = _alike(world, lambda: _open(module, info, model, model_rank, model_parallel_size))
-    for tensors in layers_of(module).values():
-        parameters = [tensor for tensor in tensors.values() if isinstance(tensor, nn.Parameter)]
-        # Before the gathering: a rank that cannot read would leave the others waiting at its end.
-        found = _alike(world, partial(_read, weight, tensors))
-        with torch.no_grad(), gathered(parameters, changes=True):
-            for name, target in tensors.items():
-                target.copy_(found[name])
+    weight = _alike(
+        world, lambda: _open(module, info, model, model_rank, model_parallel_size, vocab_size)
+    )
+    layers = layers_of(module).values()
+    if any(is_partitioned(parameter) for parameter in module.parameters()):
+        for tensors in layers:
+            # Before the gathering: a rank that cannot read would leave the others waiting at its end.
+            found = _alike(world, partial(_read, weight, tensors))
+            parameters = [tensor for tensor in tensors.values() if isinstance(tensor, nn.Parameter)]
+            with gathered(parameters, changes=True):
+                _fill(tensors, found.__getitem__)
+    else:
+        # At once: stages of a pipeline have different layers.
+        _alike(world, partial(_fill_all, layers, weight))
     if engine is not None:
         refresh_master_weights(engine)
 
@@ -77,20 +85,37 @@ def _alike(world: World | None, action: Callable[[], T]) -> T:
     return done[0]
 
 
+def _fill_all(layers: Iterable[Mapping[str, Tensor]], weight: _Source) -> None:
+    for tensors in layers:
+        _fill(tensors, weight)
+
+
+def _fill(tensors: Mapping[str, Tensor], weight: _Source) -> None:
+    with torch.no_grad():
+        for name, target in tensors.items():
+            target.copy_(weight(name))
+
+
 def _read(weight: _Source, names: Iterable[str]) -> dict[str, Tensor]:
     return {name: weight(name) for name in names}
 
 
 def _open(
-    module: nn.Module, info: CheckpointInfo, model: ModelArgs | None, rank: int, size: int
+    module: nn.Module,
+    info: CheckpointInfo,
+    model: ModelArgs | None,
+    rank: int,
+    size: int,
+    vocab_size: int | None,
 ) -> _Source:
     """What gives the weights of ``module`` by name: they are there, and of the right shapes."""
-    is_whole = info.manifest is not None and info.manifest.whole is not None
-    if model is None or (not is_whole and len(weight_shards(info.path)) == size):
+    manifest = info.manifest
+    is_ours = manifest is not None and manifest.whole is None
+    if model is None or (is_ours and len(weight_shards(info.path)) == size):
         weights = read_weights(info, model_rank=rank, model_parallel_size=size)
         _compare(info, weights, module)
         return weights.__getitem__
-    store = open_store(info, with_optimizer=False)
+    store = open_store(info, with_optimizer=False, model=model, vocab_size=vocab_size)
     shapes = {name: tuple(shape) for name, shape in _shapes(module).items()}
     require_same_model(info, store, model, module, shapes, size)
     reader = PartReader(store, model)

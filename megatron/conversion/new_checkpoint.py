@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from megatron.checkpointing.folders import EFFECTIVE_CONFIG_NAME
 from megatron.checkpointing.manifest import EngineFacts, Manifest
 from megatron.checkpointing.publishing import Place, finish, time_now, versions
-from megatron.checkpointing.save import EFFECTIVE_CONFIG_NAME, effective_text, write_configs
+from megatron.checkpointing.save import effective_text, write_configs
 from megatron.conversion.parameters import Parameter
 from megatron.conversion.rank_files import Read, write_rank_files
 from megatron.neox_arguments import NeoXArgs

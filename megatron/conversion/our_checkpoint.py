@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from megatron.checkpointing.find import CheckpointInfo, find_checkpoint
-from megatron.checkpointing.folders import step_of
+from megatron.checkpointing.folders import CONFIG_FOLDER, EFFECTIVE_CONFIG_NAME, step_of
 from megatron.checkpointing.reshard import model_of
-from megatron.checkpointing.save import CONFIG_FOLDER, EFFECTIVE_CONFIG_NAME
 from megatron.checkpointing.universal import VALUE
 from megatron.checkpointing.universal_files import open_store
 from megatron.checkpointing.universal_pieces import Part, PartReader, whole_shapes
@@ -126,7 +125,7 @@ class WholeWeights:
     """
 
     def __init__(self, info: CheckpointInfo, model: ModelArgs, vocab_size: int | None) -> None:
-        store = open_store(info, with_optimizer=False)
+        store = open_store(info, with_optimizer=False, model=model, vocab_size=vocab_size)
         self.model = model
         shapes = whole_shapes(store, model)
         rows = _vocabulary_rows(info, shapes)

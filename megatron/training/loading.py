@@ -56,6 +56,7 @@ def load_trained_model(
         model_rank=groups.get_model_parallel_rank(),
         model_parallel_size=groups.get_model_parallel_world_size(),
         model=args.model,
+        vocab_size=parts.tokenizer.vocab_size,
     )
     log.info("weights of %s (step %s)", found.path, f"{found.step:,}")
     return model.to(device=parts.device, dtype=DTYPES[args.model.precision]).eval(), found

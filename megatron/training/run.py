@@ -102,7 +102,8 @@ def _set_up_and_train(args: NeoXArgs, world: World) -> RunState:
     found = _find(args, world)
     parts = build_parts(args, world)
     batch = args.batch_sizes(world.size)
-    resumed = None if args.checkpointing.finetune else found
+    is_resumed = found is not None and found.manifest and not args.checkpointing.finetune
+    resumed = found if is_resumed else None
     args = with_train_iters(args, batch, world)
     data = _build_data(args, parts, batch, resumed)
     model = build_model(args, parts, partitioned=True)
@@ -125,7 +126,11 @@ def _find(args: NeoXArgs, world: World) -> CheckpointInfo | None:
     if load is None:
         return None
     found = find_checkpoint(
-        load, args.checkpointing.iteration, world=world, foreign=args.checkpointing.finetune
+        load,
+        args.checkpointing.iteration,
+        world=world,
+        foreign=args.checkpointing.finetune,
+        neox=True,
     )
     if found is None:
         log.info("no checkpoint in %s yet: starting from step 0", load)
@@ -176,16 +181,19 @@ def _load(
         return RunState()
     note_other_tokenizer(found, parts)
     check_same_parametrization(found, args, parts.padded_vocab)
-    if args.checkpointing.finetune:
+    if args.checkpointing.finetune or found.manifest is None:
         load_weights(
             model_of(engine),
             found,
             model_rank=parts.groups.get_model_parallel_rank(),
             model_parallel_size=parts.groups.get_model_parallel_world_size(),
             model=args.model,
+            vocab_size=parts.tokenizer.vocab_size,
             engine=engine,
             world=parts.world,
         )
+        if not args.checkpointing.finetune:
+            return _after_neox(found, batch, engine)
         log.info("finetune: weights of %s; step, optimizer and schedule start afresh", found.path)
         return RunState()
     check_same_data(found, data, allowed=args.data.allow_data_change)
@@ -203,6 +211,21 @@ def _load(
     state = RunState.from_dict(stored)
     log.info(
         "resuming from %s: step %s, %s samples consumed",
+        found.path,
+        f"{state.step:,}",
+        f"{state.consumed_samples:,}",
+    )
+    return state
+
+
+def _after_neox(found: CheckpointInfo, batch: BatchSizes, engine: Any) -> RunState:
+    """Where a run goes on whose weights GPT-NeoX has trained up to the step that the folder tells."""
+    state = RunState(found.step, found.step * batch.global_batch_size)
+    engine.global_steps = found.step
+    log.warning(
+        "%s is GPT-NeoX's: its weights and its step came along: %s, at which %s samples have been read if "
+        "train_batch_size was the same; the optimizer's averages, the loss scale and generator states did "
+        "not: Adam starts afresh (finetune: true would start at step 0)",
         found.path,
         f"{state.step:,}",
         f"{state.consumed_samples:,}",

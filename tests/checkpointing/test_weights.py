@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from megatron.checkpointing import CheckpointInfo, load_weights, read_weights
+from megatron.checkpointing.tensor_files import read_safely
 from megatron.errors import CheckpointError
 
 
@@ -86,10 +87,21 @@ class Evil:
 
 
 def test_code_in_a_file_does_not_run(tmp_path: Path) -> None:
-    write(tmp_path / "mp_rank_00_model_states.pt", {"module": {}, "x": Evil()})
-    text = message(tmp_path)
-    assert "posix.mkdir" in text
-    assert "could run code" in text
+    source = net()
+    write(tmp_path / "mp_rank_00_model_states.pt", {"module": source.state_dict(), "x": Evil()})
+    target = net()
+    load_weights(target, info(tmp_path))
+    for name, value in target.state_dict().items():
+        assert torch.equal(value, source.state_dict()[name])
+    assert not os.path.exists("/tmp/neox-evil-was-here")
+
+
+def test_code_in_a_file_of_ours_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "optimizer.pt", {"x": Evil()})
+    with pytest.raises(CheckpointError) as caught:
+        read_safely(tmp_path / "optimizer.pt")
+    assert "posix.mkdir" in str(caught.value)
+    assert "could run code" in str(caught.value)
     assert not os.path.exists("/tmp/neox-evil-was-here")
 
 
