@@ -21,6 +21,7 @@ from megatron.model import layout
 from megatron.model.init_functions import initialize_layer
 from megatron.model.kept_activations import KeptInputs
 from megatron.model.kv_cache import KVCache
+from megatron.model.parametrization import STANDARD, Parametrization
 from megatron.model.positional_embeddings import RotaryTable
 from megatron.model.relative_positions import RelativePositionBias
 from megatron.model.segments import Segments
@@ -37,7 +38,11 @@ from megatron.neox_arguments.sections import ModelArgs
 
 
 def layer_factories(
-    model: ModelArgs, *, padded_vocab_size: int, groups: ParallelGroups
+    model: ModelArgs,
+    *,
+    padded_vocab_size: int,
+    groups: ParallelGroups,
+    parametrization: Parametrization = STANDARD,
 ) -> list[Callable[[], nn.Module]]:
     """What makes each layer of the list, in order; a pipeline stage calls only those it holds."""
     rotary = None
@@ -45,18 +50,21 @@ def layer_factories(
         rotary = RotaryTable(
             model.rotary_dim, model.rotary_emb_base, model.max_position_embeddings, model
         )
-    relative = RelativePositionBias(model, groups=groups) if model.pos_emb == "rpe" else None
+    relative = None
+    if model.pos_emb == "rpe":
+        relative = RelativePositionBias(model, groups=groups, scale=parametrization.distance_scale)
+    of_width: dict[str, Any] = {"groups": groups, "parametrization": parametrization}
     blocks: list[Callable[[], nn.Module]] = [
-        partial(TransformerLayer, model, number, groups=groups, rotary=rotary, relative=relative)
+        partial(TransformerLayer, model, number, rotary=rotary, relative=relative, **of_width)
         for number in range(model.num_layers)
     ]
     head: Callable[[], nn.Module] = (
-        partial(Head, model, padded_vocab_size, groups=groups)
+        partial(Head, model, padded_vocab_size, **of_width)
         if model.no_weight_tying
-        else partial(TiedHead, groups=groups)
+        else partial(TiedHead, **of_width)
     )
     return [
-        partial(Embedding, model, padded_vocab_size, groups=groups),
+        partial(Embedding, model, padded_vocab_size, **of_width),
         nn.Identity,
         *blocks,
         nn.Identity,
@@ -101,6 +109,7 @@ class GPT2Model(nn.Module):
         place_layer: called with each layer once it has its weights, before the next is made: what it
             moves elsewhere never lies here beside the other layers.
         layers: numbers of the layers to hold; None holds all.
+        parametrization: what follows from the model's width.
 
     Attributes:
         layers: the numbers of its layers.
@@ -121,6 +130,7 @@ class GPT2Model(nn.Module):
         checkpoint_in_cpu: bool = False,
         place_layer: Callable[[nn.Module], None] | None = None,
         layers: range | None = None,
+        parametrization: Parametrization = STANDARD,
     ) -> None:
         super().__init__()
         self.model_args = model
@@ -131,7 +141,13 @@ class GPT2Model(nn.Module):
         self.kept_inputs = KeptInputs(
             groups, partition=partition_activations, on_host=checkpoint_in_cpu
         )
-        factories = layer_factories(model, padded_vocab_size=padded_vocab_size, groups=groups)
+        self.parametrization = parametrization
+        factories = layer_factories(
+            model,
+            padded_vocab_size=padded_vocab_size,
+            groups=groups,
+            parametrization=parametrization,
+        )
         self.layers = range(len(factories)) if layers is None else layers
         made = {number: factories[number] for number in self.layers}
         if self.is_last and not self.is_first and not model.no_weight_tying:
@@ -139,7 +155,9 @@ class GPT2Model(nn.Module):
         self.sequential = LayerList(len(factories))
         for number, make in made.items():
             layer = make()
-            initialize_layer(layer, number, model, seed=seed, groups=groups)
+            initialize_layer(
+                layer, number, model, seed=seed, groups=groups, parametrization=parametrization
+            )
             if place_layer is not None:
                 place_layer(layer)
             self.sequential.put(number, layer)

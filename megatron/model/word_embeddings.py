@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megatron.model.norms import build_norm
+from megatron.model.parametrization import STANDARD, Parametrization
 from megatron.model.positional_embeddings import sinusoids
 from megatron.mpu.collectives import part_of_sequence, shared_parameters
 from megatron.mpu.groups import ParallelGroups
@@ -24,11 +25,19 @@ from megatron.neox_arguments.sections import ModelArgs
 class Embedding(nn.Module):
     """A vector for each id, plus one for its position with ``pos_emb: learned``, then dropout."""
 
-    def __init__(self, model: ModelArgs, padded_vocab_size: int, *, groups: ParallelGroups) -> None:
+    def __init__(
+        self,
+        model: ModelArgs,
+        padded_vocab_size: int,
+        *,
+        groups: ParallelGroups,
+        parametrization: Parametrization = STANDARD,
+    ) -> None:
         super().__init__()
         self.groups = groups
         self.dropout = model.hidden_dropout
-        self.scale = model.embedding_scale
+        self.scale = model.embedding_scale * parametrization.embedding_factor
+        self.position_scale = parametrization.position_factor
         self.offset = model.opt_pos_emb_offset
         self.has_sinusoids = model.pos_emb == "sinusoidal"
         self.word_embeddings = VocabParallelEmbedding(
@@ -64,7 +73,8 @@ class Embedding(nn.Module):
         if self.position_embeddings is None:
             return sinusoids(positions, x.size(-1)).to(x.dtype)
         (table,) = shared_parameters(self.groups, self.position_embeddings.weight)
-        return F.embedding(positions + self.offset, table)
+        found = F.embedding(positions + self.offset, table)
+        return found if self.position_scale == 1.0 else found * self.position_scale
 
 
 class EmbeddingCopy(nn.Module):
@@ -95,27 +105,40 @@ class FinalNorm(nn.Module):
 class Head(nn.Module):
     """Logits from a weight of its own."""
 
-    def __init__(self, model: ModelArgs, padded_vocab_size: int, *, groups: ParallelGroups) -> None:
+    def __init__(
+        self,
+        model: ModelArgs,
+        padded_vocab_size: int,
+        *,
+        groups: ParallelGroups,
+        parametrization: Parametrization = STANDARD,
+    ) -> None:
         super().__init__()
+        self.factor = parametrization.logits_factor
         self.final_linear = ColumnParallelLinear(
             model.hidden_size, padded_vocab_size, groups=groups, bias=False
         )
 
     def forward(self, x: Tensor) -> Tensor:
         """[b, s, h] -> [b, s, v]."""
+        x = x if self.factor == 1.0 else x * self.factor
         return self.final_linear(x)  # type: ignore[no-any-return]
 
 
 class TiedHead(nn.Module):
     """Logits from the embedding's weight. It owns nothing: a tied model has no tensor here."""
 
-    def __init__(self, *, groups: ParallelGroups) -> None:
+    def __init__(
+        self, *, groups: ParallelGroups, parametrization: Parametrization = STANDARD
+    ) -> None:
         super().__init__()
         self.groups = groups
+        self.factor = parametrization.logits_factor
 
     def forward(self, x: Tensor, embedding: VocabParallelEmbedding) -> Tensor:
         """[b, s, h] -> [b, s, v].
 
         ``embedding`` and not its weight, which under ZeRO stage 3 is whole only in here.
         """
+        x = x if self.factor == 1.0 else x * self.factor
         return column_linear(x, embedding.weight, None, self.groups)

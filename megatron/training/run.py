@@ -26,15 +26,18 @@ from megatron.neox_arguments import BatchSizes, NeoXArgs
 from megatron.optimizers import LRSchedule
 from megatron.runtime.device import pins_memory
 from megatron.runtime.world import World
+from megatron.training.coordinates import check_coordinates, save_base_shapes
 from megatron.training.evaluation_plan import EvaluationPlan
 from megatron.training.loop import Hooks, Plan, train
 from megatron.training.report import Reporter, run_facts
 from megatron.training.resume import (
     check_same_data,
+    check_same_parametrization,
     check_same_schedule,
     note_changed_blend,
     note_other_batch,
     note_other_tokenizer,
+    parametrization_facts,
     schedule_to_follow,
     stored_facts,
     stored_progress,
@@ -79,6 +82,12 @@ def run_training(args: NeoXArgs, world: World) -> RunState:
     args.require("train_iters|train_epochs", "data_path|train_data_paths", purpose="training")
     for note in args.notes:
         log.info("%s", note)
+    if args.mup.save_base_shapes:
+        save_base_shapes(args, world)
+        return RunState()
+    if args.mup.coord_check:
+        check_coordinates(args, world)
+        return RunState()
     settings = args.checkpointing
     if settings.save is None:
         return _set_up_and_train(args, world)
@@ -171,6 +180,7 @@ def _load(
     if found is None:
         return RunState()
     note_other_tokenizer(found, parts)
+    check_same_parametrization(found, args, parts.padded_vocab)
     if args.checkpointing.finetune or found.manifest is None:
         load_weights(
             model_of(engine),
@@ -334,7 +344,8 @@ def _save(run: _Run, state: RunState) -> None:
         save_dir=settings.save,
         step=state.step,
         state=state.as_dict()
-        | stored_facts(run.data, run.schedule, run.parts, run.batch, state.consumed_samples),
+        | stored_facts(run.data, run.schedule, run.parts, run.batch, state.consumed_samples)
+        | parametrization_facts(args, run.parts.padded_vocab),
         world=run.parts.world,
         config_files=args.files,
         config_flat=args.flat(),

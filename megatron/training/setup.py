@@ -18,7 +18,7 @@ from megatron.data.sources import run_length
 from megatron.errors import ConfigError
 from megatron.logging import get_logger
 from megatron.losses.pipeline import PipelineLoss
-from megatron.model import GPT2Model
+from megatron.model import GPT2Model, parametrization_of
 from megatron.model.pipeline import GPT2ModelPipe
 from megatron.monitor.pipeline_facts import layers_of_stages
 from megatron.mpu import ParallelGroups
@@ -98,6 +98,8 @@ def padding_id(args: NeoXArgs, tokenizer: Tokenizer) -> int:
 def build_model(args: NeoXArgs, parts: Parts, *, partitioned: bool = False) -> GPT2Model:
     """The model with its initial weights, in fp32 on the CPU; in a pipeline, this rank's stage of it.
 
+    With ``use_mup`` the file of the base model's shapes is read.
+
     With ``partitioned`` a model for ZeRO stage 3 is made as this rank will hold it, layer by layer: its
     part of each, in the run's precision. The values are the same.
     """
@@ -117,6 +119,7 @@ def build_model(args: NeoXArgs, parts: Parts, *, partitioned: bool = False) -> G
         checkpoint_in_cpu=args.recomputation.checkpoint_in_cpu,
         place_layer=place_layer,
         layers=layers_of_stages(args, parts.padded_vocab)[parts.groups.get_pipe_parallel_rank()],
+        parametrization=parametrization_of(args.mup, args.model, parts.padded_vocab),
     )
 
 
@@ -138,7 +141,9 @@ def build_engine(args: NeoXArgs, parts: Parts, model: GPT2Model) -> Any:
     with contextlib.redirect_stdout(io.StringIO()):
         engine, _, _, _ = deepspeed.initialize(
             model=pipe or model,
-            model_parameters=weight_decay_groups(model, args.optim.weight_decay),
+            model_parameters=weight_decay_groups(
+                model, args.optim.weight_decay, model.parametrization
+            ),
             config=args.deepspeed_config(parts.world.size),
             # A pipeline's engine has groups of its own, of the same ranks.
             mpu=None if pipe else parts.groups,

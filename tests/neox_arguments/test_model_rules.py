@@ -55,3 +55,48 @@ def test_the_table_of_distances_is_counted_once() -> None:
         ModelArgs(**shape, pos_emb=kind).layer_parameter_counts(16) for kind in ("none", "rpe")
     )
     assert [b - a for a, b in zip(plain, relative, strict=True)] == [0, 0, 64, 0, 0, 0, 0, 0]
+
+
+MUP = {"use_mup": True, "base_shapes_file": "base.yml"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            {"use_mup": True},
+            "base_shapes_file: missing, and use_mup is true: run a narrow model once with save_base_shapes",
+        ),
+        (
+            {"save_base_shapes": True},
+            "base_shapes_file: missing, and save_base_shapes is true: that is where they are written to",
+        ),
+        (
+            {**MUP, "save_base_shapes": True, "coord_check": True},
+            "coord_check: save_base_shapes is true too",
+        ),
+        (
+            {**MUP, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}},
+            "use_mup: its learning rates are those of Adam",
+        ),
+        (
+            {**MUP, "optimizer": {"type": "Adam", "params": {"lr": 1e-4, "adam_w_mode": False}}},
+            "use_mup: with optimizer.params.adam_w_mode: false weight decay is added to gradients",
+        ),
+        ({**MUP, "norm": "scalenorm"}, "use_mup: norm: scalenorm gives vectors a fixed length"),
+        (
+            {"coord_check": True, "pipe_parallel_size": 2},
+            "coord_check: looks at all layers, and each of the 2 stages of a pipeline",
+        ),
+        ({"mup_width_scale": 1}, "mup_width_scale: found 1, expected a whole number from 2"),
+    ],
+)
+def test_what_mup_needs(changes: dict[str, Any], text: str) -> None:
+    assert refusal(**changes).startswith(text)
+
+
+def test_mup_is_accepted_and_its_multipliers_are_ignored_without_it() -> None:
+    multipliers = {"mup_attn_temp": 2.0, "mup_init_scale": 0.5}
+    assert NeoXArgs.from_dict(small(**MUP, **multipliers)).notes == ()
+    (note,) = NeoXArgs.from_dict(small(**multipliers)).notes
+    assert note == "ignored: mup_init_scale, mup_attn_temp (use_mup is false)"

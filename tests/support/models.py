@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron.model import GPT2Model, layout
+from megatron.model import STANDARD, GPT2Model, Parametrization, layout
 from megatron.mpu import ParallelGroups
 from megatron.neox_arguments.sections import ModelArgs
 from megatron.runtime.world import World
@@ -38,6 +38,7 @@ def tiny_model(
     checkpoint_num_layers: int = 1,
     partition_activations: bool = False,
     checkpoint_in_cpu: bool = False,
+    parametrization: Parametrization = STANDARD,
     **changes: Any,
 ) -> GPT2Model:
     return GPT2Model(
@@ -49,6 +50,7 @@ def tiny_model(
         checkpoint_num_layers=checkpoint_num_layers,
         partition_activations=partition_activations,
         checkpoint_in_cpu=checkpoint_in_cpu,
+        parametrization=parametrization,
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from megatron.neox_arguments.nested_keys import NOT_DEEPSPEEDS
+from megatron.neox_arguments.rules.mup import MULTIPLIERS
 
 if TYPE_CHECKING:
     from megatron.neox_arguments.arguments import NeoXArgs
@@ -37,6 +38,12 @@ def notes(args: NeoXArgs) -> Iterator[str]:
         asked = [key for key in keys_of_rpe if getattr(model, key) != getattr(type(model), key)]
         if asked:
             yield f"ignored: {', '.join(asked)} (pos_emb is {model.pos_emb})"
+    if not args.mup.use_mup:
+        asked = [
+            key for key in MULTIPLIERS if getattr(args.mup, key) != getattr(type(args.mup), key)
+        ]
+        if asked:
+            yield f"ignored: {', '.join(asked)} (use_mup is false)"
     if model.bias_gelu_fusion and model.activation != "gelu":
         yield f"ignored: bias_gelu_fusion (activation is {model.activation})"
     elif model.bias_gelu_fusion and model.gelu_form is not None:
