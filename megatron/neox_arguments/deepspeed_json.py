@@ -23,8 +23,8 @@ def deepspeed_config(args: NeoXArgs, world_size: int) -> dict[str, Any]:
     equals a default. Three exceptions: the ZeRO stage of half-precision runs (0 runs as 1),
     ``steps_per_print`` and ``wall_clock_breakdown`` in a pipeline, and ``train_batch_size`` with context
     parallelism. DeepSpeed takes each rank that sums gradients for one with samples of its own, so it
-    counts a sample once for each rank that has a part of it. Names that only GPT-NeoX's files have stay out: DeepSpeed would stop at
-    them.
+    counts a sample once for each rank that has a part of it. Names that only GPT-NeoX's files have stay
+    out: DeepSpeed would stop at them.
     """
     sizes = args.batch_sizes(world_size)
     config: dict[str, Any] = {
