@@ -35,6 +35,7 @@ from megatron.model.word_embeddings import (
 )
 from megatron.mpu.groups import ParallelGroups
 from megatron.neox_arguments.sections import ModelArgs
+from megatron.neox_arguments.sections.variants import SoftPrompt
 
 
 def layer_factories(
@@ -43,12 +44,16 @@ def layer_factories(
     padded_vocab_size: int,
     groups: ParallelGroups,
     parametrization: Parametrization = STANDARD,
+    soft_prompt: int = 0,
 ) -> list[Callable[[], nn.Module]]:
     """What makes each layer of the list, in order; a pipeline stage calls only those it holds."""
     rotary = None
     if model.pos_emb == "rotary":
         rotary = RotaryTable(
-            model.rotary_dim, model.rotary_emb_base, model.max_position_embeddings, model
+            model.rotary_dim,
+            model.rotary_emb_base,
+            model.max_position_embeddings + soft_prompt,
+            model,
         )
     relative = None
     if model.pos_emb == "rpe":
@@ -64,7 +69,7 @@ def layer_factories(
         else partial(TiedHead, **of_width)
     )
     return [
-        partial(Embedding, model, padded_vocab_size, **of_width),
+        partial(Embedding, model, padded_vocab_size, soft_prompt=soft_prompt, **of_width),
         nn.Identity,
         *blocks,
         nn.Identity,
@@ -110,6 +115,7 @@ class GPT2Model(nn.Module):
             moves elsewhere never lies here beside the other layers.
         layers: numbers of the layers to hold; None holds all.
         parametrization: what follows from the model's width.
+        soft_prompt: vectors that stand in front of every text. They add no logits.
 
     Attributes:
         layers: the numbers of its layers.
@@ -131,6 +137,7 @@ class GPT2Model(nn.Module):
         place_layer: Callable[[nn.Module], None] | None = None,
         layers: range | None = None,
         parametrization: Parametrization = STANDARD,
+        soft_prompt: SoftPrompt | None = None,
     ) -> None:
         super().__init__()
         self.model_args = model
@@ -142,11 +149,13 @@ class GPT2Model(nn.Module):
             groups, partition=partition_activations, on_host=checkpoint_in_cpu
         )
         self.parametrization = parametrization
+        self.prompt_length = 0 if soft_prompt is None else soft_prompt.num_tokens
         factories = layer_factories(
             model,
             padded_vocab_size=padded_vocab_size,
             groups=groups,
             parametrization=parametrization,
+            soft_prompt=self.prompt_length,
         )
         self.layers = range(len(factories)) if layers is None else layers
         made = {number: factories[number] for number in self.layers}
@@ -156,7 +165,13 @@ class GPT2Model(nn.Module):
         for number, make in made.items():
             layer = make()
             initialize_layer(
-                layer, number, model, seed=seed, groups=groups, parametrization=parametrization
+                layer,
+                number,
+                model,
+                seed=seed,
+                groups=groups,
+                parametrization=parametrization,
+                prompt_range=0.0 if soft_prompt is None else soft_prompt.init_range,
             )
             if place_layer is not None:
                 place_layer(layer)
@@ -209,9 +224,17 @@ class GPT2Model(nn.Module):
             [b, s, v] in the type of the weights; [b, 1, v] with ``only``. Before the last stage, hidden
             states [b, s, h].
         """
+        # Behind the first pass the cache knows the prompt.
+        prompt = 0 if cache is not None and cache.has_prompt else self.prompt_length
         if self.is_first:
-            x = self.sequential[layout.EMBEDDING](x, position_ids)
-        x = self._blocks(x, cache, position_ids, segments)
+            x = self.sequential[layout.EMBEDDING](x, position_ids, with_prompt=prompt > 0)
+        places = self._behind_prompt(position_ids, prompt)
+        x = self._blocks(x, cache, places, segments)
+        if prompt:
+            assert segments is None, "a text has a prompt; documents behind the first have none"
+            x = x[:, prompt:]
+        if cache is not None:
+            cache.has_prompt = self.prompt_length > 0
         if only is not None and self.is_last:
             shared = self.groups.sequence_parallel or self.groups.get_context_parallel_group()
             assert not shared, "a token is looked for in whole sequences"
@@ -226,6 +249,14 @@ class GPT2Model(nn.Module):
         else:
             logits = head(x)
         return logits
+
+    def _behind_prompt(self, positions: Tensor | None, new: int) -> Tensor | None:
+        """Places of what goes through the layers, of which the first ``new`` are the soft prompt's."""
+        if positions is None or not self.prompt_length:
+            return positions
+        positions = positions + self.prompt_length
+        first = torch.arange(new, device=positions.device).expand(positions.size(0), -1)
+        return torch.cat((first, positions), dim=1)
 
     def _blocks(
         self,
@@ -281,7 +312,7 @@ class GPT2Model(nn.Module):
         return KVCache(
             self.model_args,
             batch=batch,
-            length=length,
+            length=length + self.prompt_length,
             groups=self.groups,
             dtype=weight.dtype,
             device=weight.device,

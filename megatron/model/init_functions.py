@@ -84,14 +84,21 @@ def initialize_layer(
     seed: int,
     groups: ParallelGroups,
     parametrization: Parametrization = STANDARD,
+    prompt_range: float = 0.5,
 ) -> None:
-    """Fill the parameters of layer ``index`` of the layer list: weights drawn, biases 0, norms 1."""
+    """Fill the parameters of layer ``index`` of the layer list: weights drawn, biases 0, norms 1.
+
+    A soft prompt's numbers are drawn evenly between plus and minus ``prompt_range``.
+    """
     rank, size = groups.get_model_parallel_rank(), groups.get_model_parallel_world_size()
     for name, parameter in layer.named_parameters():
         whole_name = layout.whole_name(name)
         module, _, kind = whole_name.rpartition(".")
         if kind == "bias":
             parameter.zero_()
+        elif name == layout.SOFT_PROMPT:
+            generator = torch.Generator().manual_seed(derive_seed(seed, "init", index, name))
+            parameter.uniform_(-prompt_range, prompt_range, generator=generator)
         elif layout.is_norm(name):
             # What multiplies is 1: the offset is added to the weights.
             parameter.fill_(1.0 - model.norm_weight_offset)

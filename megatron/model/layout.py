@@ -31,6 +31,7 @@ from megatron.mpu.layers import divide
 from megatron.neox_arguments.sections import ModelArgs
 
 EMBEDDING = 0
+SOFT_PROMPT = "soft_embedding_weight"  # vectors in front of each text, in the embedding
 WORD_EMBEDDINGS = "sequential.0.word_embeddings.weight"
 BEFORE_BLOCKS = 1
 FIRST_BLOCK = 2

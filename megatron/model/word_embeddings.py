@@ -23,7 +23,11 @@ from megatron.neox_arguments.sections import ModelArgs
 
 
 class Embedding(nn.Module):
-    """A vector for each id, plus one for its position with ``pos_emb: learned``, then dropout."""
+    """A vector for each id, plus one for its position with ``pos_emb: learned``, then dropout.
+
+    A soft prompt is ``soft_prompt`` vectors in front of the first token. They are what they are: no
+    position is added to them, no factor, no dropout, and tokens have the positions that they have without.
+    """
 
     def __init__(
         self,
@@ -32,6 +36,7 @@ class Embedding(nn.Module):
         *,
         groups: ParallelGroups,
         parametrization: Parametrization = STANDARD,
+        soft_prompt: int = 0,
     ) -> None:
         super().__init__()
         self.groups = groups
@@ -49,8 +54,16 @@ class Embedding(nn.Module):
             else None
         )
 
-    def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+        self.soft_embedding_weight = (
+            nn.Parameter(torch.empty(soft_prompt, model.hidden_size)) if soft_prompt else None
+        )
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor | None = None, *, with_prompt: bool = False
+    ) -> Tensor:
         """tokens [b, s] -> [b, s, h]; ``positions`` are 0, 1, 2 ... unless given.
+
+        ``with_prompt`` puts the vectors of the soft prompt in front: [b, soft_prompt + s, h].
 
         With context parallelism ``tokens`` are those of this rank, ``positions`` those of the whole
         sequence.
@@ -66,6 +79,10 @@ class Embedding(nn.Module):
             x = x + self._of_positions(mine, x)
         if self.training and self.dropout:
             x = dropout_between_layers(x, self.dropout, self.groups)
+        if with_prompt:
+            assert self.soft_embedding_weight is not None
+            prompt = self.soft_embedding_weight.to(x.dtype).expand(x.size(0), -1, -1)
+            x = torch.cat((prompt, x), dim=1)
         return x
 
     def _of_positions(self, positions: Tensor, x: Tensor) -> Tensor:

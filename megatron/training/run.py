@@ -14,6 +14,7 @@ from megatron.checkpointing import (
     find_checkpoint,
     load_checkpoint,
     load_weights,
+    refresh_master_weights,
     save_checkpoint,
 )
 from megatron.data.boundaries import Boundaries
@@ -53,6 +54,13 @@ from megatron.training.setup import (
     padding_id,
     total_steps,
     with_train_iters,
+)
+from megatron.training.soft_prompt import (
+    PROMPT,
+    has_prompt,
+    prompt_facts,
+    require_weights,
+    start_from_text,
 )
 from megatron.training.step import StepSettings
 
@@ -177,11 +185,14 @@ def _load(
     found: CheckpointInfo | None,
 ) -> RunState:
     """Fill the engine from ``found`` and return the state to go on from."""
+    prompt = args.variants.soft_prompt
+    require_weights(prompt, found)
     if found is None:
         return RunState()
     note_other_tokenizer(found, parts)
     check_same_parametrization(found, args, parts.padded_vocab)
     if args.checkpointing.finetune or found.manifest is None:
+        starts_prompt = prompt is not None and not has_prompt(found)
         load_weights(
             model_of(engine),
             found,
@@ -191,7 +202,11 @@ def _load(
             vocab_size=parts.tokenizer.vocab_size,
             engine=engine,
             world=parts.world,
+            without=(PROMPT,) if starts_prompt else (),
         )
+        if prompt is not None and starts_prompt:
+            start_from_text(model_of(engine), prompt, parts.tokenizer)
+            refresh_master_weights(engine)
         if not args.checkpointing.finetune:
             return _after_neox(found, batch, engine)
         log.info("finetune: weights of %s; step, optimizer and schedule start afresh", found.path)
@@ -345,7 +360,8 @@ def _save(run: _Run, state: RunState) -> None:
         step=state.step,
         state=state.as_dict()
         | stored_facts(run.data, run.schedule, run.parts, run.batch, state.consumed_samples)
-        | parametrization_facts(args, run.parts.padded_vocab),
+        | parametrization_facts(args, run.parts.padded_vocab)
+        | prompt_facts(args.variants.soft_prompt),
         world=run.parts.world,
         config_files=args.files,
         config_flat=args.flat(),

@@ -29,6 +29,7 @@ from megatron.runtime.partitioned import partitioner, register_borrowed
 from megatron.runtime.stock_deepspeed import deepspeed, is_prebuilt
 from megatron.runtime.world import World
 from megatron.tokenizer import Tokenizer, build_tokenizer, padded_vocab_size
+from megatron.training.soft_prompt import train_prompt_alone
 
 log = get_logger(__name__)
 
@@ -108,7 +109,7 @@ def build_model(args: NeoXArgs, parts: Parts, *, partitioned: bool = False) -> G
         place_layer = partitioner(
             args.deepspeed_config(parts.world.size), parts.groups, DTYPES[args.model.precision]
         )
-    return GPT2Model(
+    model = GPT2Model(
         args.model,
         padded_vocab_size=parts.padded_vocab,
         groups=parts.groups,
@@ -120,7 +121,11 @@ def build_model(args: NeoXArgs, parts: Parts, *, partitioned: bool = False) -> G
         place_layer=place_layer,
         layers=layers_of_stages(args, parts.padded_vocab)[parts.groups.get_pipe_parallel_rank()],
         parametrization=parametrization_of(args.mup, args.model, parts.padded_vocab),
+        soft_prompt=args.variants.soft_prompt,
     )
+    if args.variants.soft_prompt is not None:
+        train_prompt_alone(model)
+    return model
 
 
 def build_engine(args: NeoXArgs, parts: Parts, model: GPT2Model) -> Any:

@@ -100,3 +100,38 @@ def test_mup_is_accepted_and_its_multipliers_are_ignored_without_it() -> None:
     assert NeoXArgs.from_dict(small(**MUP, **multipliers)).notes == ()
     (note,) = NeoXArgs.from_dict(small(**multipliers)).notes
     assert note == "ignored: mup_init_scale, mup_attn_temp (use_mup is false)"
+
+
+PROMPT = {"enabled": True, "num_tokens": 4}
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"pipe_parallel_size": 1}, ": the vectors are at one end of a pipeline"),
+        ({"context_parallel_size": 2}, ": context_parallel_size gives each rank as many tokens"),
+        (
+            {"model_parallel_size": 2, "sequence_parallel": True},
+            ": sequence_parallel gives each rank as many tokens",
+        ),
+        (
+            {"reset_attention_mask": True},
+            ": the vectors are in front of a sample, and with reset_att",
+        ),
+        ({"zero_optimization": {"stage": 3}}, ": with ZeRO stage 3 frozen weights are cut"),
+        ({"reshape_on_load": True}, ": a state in which most weights are frozen"),
+        ({"soft_prompt_tuning": {**PROMPT, "tokens": 3}}, ".tokens: "),
+        ({"soft_prompt_tuning": {**PROMPT, "num_tokens": 0}}, ".num_tokens: found 0"),
+    ],
+)
+def test_what_a_soft_prompt_cannot_have(changes: dict[str, Any], text: str) -> None:
+    said = refusal(**{"soft_prompt_tuning": PROMPT, **changes})
+    assert said.startswith(f"soft_prompt_tuning{text}")
+
+
+def test_a_soft_prompt_that_is_switched_off_is_none() -> None:
+    off = NeoXArgs.from_dict(small(soft_prompt_tuning={"enabled": False, "num_tokens": 3}))
+    assert off.variants.soft_prompt is None
+    on = NeoXArgs.from_dict(small(soft_prompt_tuning=PROMPT)).variants.soft_prompt
+    assert on is not None
+    assert (on.num_tokens, on.init_string, on.init_range) == (4, "", 0.5)

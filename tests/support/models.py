@@ -11,6 +11,7 @@ from torch import Tensor
 from megatron.model import STANDARD, GPT2Model, Parametrization, layout
 from megatron.mpu import ParallelGroups
 from megatron.neox_arguments.sections import ModelArgs
+from megatron.neox_arguments.sections.variants import SoftPrompt
 from megatron.runtime.world import World
 
 SINGLE = ParallelGroups(World())
@@ -39,6 +40,7 @@ def tiny_model(
     partition_activations: bool = False,
     checkpoint_in_cpu: bool = False,
     parametrization: Parametrization = STANDARD,
+    soft_prompt: SoftPrompt | None = None,
     **changes: Any,
 ) -> GPT2Model:
     return GPT2Model(
@@ -51,6 +53,7 @@ def tiny_model(
         partition_activations=partition_activations,
         checkpoint_in_cpu=checkpoint_in_cpu,
         parametrization=parametrization,
+        soft_prompt=soft_prompt,
     )
 
 
