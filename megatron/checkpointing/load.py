@@ -20,13 +20,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from megatron.checkpointing.deepspeed_files import engine_facts, model_under
 from megatron.checkpointing.find import CheckpointInfo
 from megatron.checkpointing.layer_files import holds_parts
 from megatron.checkpointing.manifest import EngineFacts
 from megatron.checkpointing.tensor_files import BROKEN_FILE
 from megatron.checkpointing.together import describe, together
-from megatron.checkpointing.universal_engines import continue_scaling
+from megatron.checkpointing.universal_engines import (
+    base_optimizer,
+    continue_scaling,
+    require_own_states,
+)
 from megatron.checkpointing.universal_load import load_reshaped
 from megatron.checkpointing.weights import check_weights_fit, load_weights
 from megatron.errors import CheckpointError
@@ -182,6 +188,16 @@ def _load(engine: Engine, info: CheckpointInfo, load_optim: bool) -> None:
             if path is None
             else f"{info.path} holds step {engine.global_steps}; expected {info.step}"
         )
+    if load_optim:
+        # torch takes whatever states there are, and would start anew those that it does not find.
+        states = base_optimizer(engine).state.values()
+        kinds = {
+            name
+            for state in states
+            for name, value in state.items()
+            if name != "step" and isinstance(value, Tensor)
+        }
+        require_own_states(info, kinds, engine, engine.skipped_steps)
 
 
 @contextmanager

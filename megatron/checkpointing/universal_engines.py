@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from megatron.checkpointing.deepspeed_files import model_under
+from megatron.checkpointing.find import CheckpointInfo
 from megatron.checkpointing.layer_files import holds_parts
 from megatron.checkpointing.universal import VALUE, EngineState, Shape
 from megatron.checkpointing.universal_optimizers import ROUND_ROBIN
@@ -73,6 +74,30 @@ def kept_states(optimizer: torch.optim.Optimizer) -> frozenset[str]:
         largest = {"max_exp_avg_sq"} if settings.get("amsgrad") else set()
         return frozenset({"exp_avg", "exp_avg_sq"} | largest)
     return frozenset({"momentum_buffer"} if settings.get("momentum") else ())
+
+
+def require_own_states(
+    info: CheckpointInfo, stored: Iterable[str], engine: Engine, skipped_steps: int
+) -> None:
+    """Refuse states that the optimizer of ``engine`` could not go on from as its own.
+
+    Args:
+        info: the checkpoint.
+        stored: the states that it holds of each parameter.
+        skipped_steps: steps in which nothing was updated; an optimizer that has made none has no state.
+
+    Raises:
+        CheckpointError: the states are another optimizer's.
+    """
+    found, wanted = frozenset(stored), kept_states(base_optimizer(engine))
+    if found == wanted or (not found and info.step <= skipped_steps):
+        return
+    raise CheckpointError(
+        f"{info.path}\n  found: optimizer state {', '.join(sorted(found)) or 'none'}\n"
+        f"  expected: {', '.join(sorted(wanted)) or 'none'}, which this run's optimizer keeps\n"
+        "  to do: use the optimizer of the run that wrote it, or go on from the weights alone with "
+        "no_load_optim: true (same step) or finetune: true (from step 0)"
+    )
 
 
 def set_engine_state(engine: Engine, step: int, state: EngineState) -> None:

@@ -20,14 +20,12 @@ from megatron.checkpointing.together import together
 from megatron.checkpointing.universal import VALUE, ParameterStore
 from megatron.checkpointing.universal_engines import (
     Target,
-    base_optimizer,
-    kept_states,
+    require_own_states,
     set_engine_state,
     target_of,
 )
 from megatron.checkpointing.universal_files import open_store
 from megatron.checkpointing.universal_pieces import Part, PartReader, require_same_model
-from megatron.errors import CheckpointError
 from megatron.mpu import ParallelGroups
 from megatron.neox_arguments.sections import ModelArgs
 from megatron.runtime.stock_deepspeed import Engine
@@ -63,7 +61,8 @@ def load_reshaped(
         store = open_store(info, with_optimizer=load_optim)
         require_same_model(info, store, model, model_under(engine), shapes, size)
         if load_optim:
-            _check_optimizer(info, store, engine)
+            skipped = store.engine.skipped_steps
+            require_own_states(info, set(store.states) - {VALUE}, engine, skipped)
         opened.append(store)
 
     together(world, open_and_compare)
@@ -90,16 +89,3 @@ def _fill(
         part = Part(name, target.shape_of(parameter), *rank_of_size)
         for state in states:
             target.set(parameter, state, reader.read(state, part))
-
-
-def _check_optimizer(info: CheckpointInfo, store: ParameterStore, engine: Engine) -> None:
-    """Refuse a state that this run's optimizer could not go on from as its own."""
-    stored, wanted = frozenset(store.states) - {VALUE}, kept_states(base_optimizer(engine))
-    if stored == wanted or (not stored and info.step == 0):
-        return
-    raise CheckpointError(
-        f"{info.path}\n  found: optimizer state {', '.join(sorted(stored)) or 'none'}\n"
-        f"  expected: {', '.join(sorted(wanted)) or 'none'}, which this run's optimizer keeps\n"
-        "  to do: use the optimizer of the run that wrote it, or go on from the weights alone with "
-        "no_load_optim: true (same step) or finetune: true (from step 0)"
-    )

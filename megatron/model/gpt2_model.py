@@ -300,11 +300,20 @@ class GPT2Model(nn.Module):
         return number.isdecimal() and int(number) in range(total) and int(number) not in self.layers
 
     def borrowed_parameters(self) -> list[tuple[nn.Module, nn.Parameter]]:
-        """Layers that compute with a parameter of another layer, and that parameter."""
-        if not self.is_last or not isinstance(self.sequential[-1], TiedHead):
-            return []
-        table: nn.Parameter = self.sequential[layout.EMBEDDING].word_embeddings.weight
-        return [(self.sequential[-1], table)]
+        """Modules that compute with a parameter of another one, and that parameter.
+
+        Unknown ones ZeRO stage 3 learns of when it first misses one, in the middle of a run: what it has
+        recorded by then it stops at.
+        """
+        borrowed: list[tuple[nn.Module, nn.Parameter]] = []
+        if self.is_first:
+            embedding = self.sequential[layout.EMBEDDING]
+            if embedding.position_embeddings is not None:
+                borrowed.append((embedding, embedding.position_embeddings.weight))
+        if self.is_last and isinstance(self.sequential[-1], TiedHead):
+            table = self.sequential[layout.EMBEDDING].word_embeddings.weight
+            borrowed.append((self.sequential[-1], table))
+        return borrowed
 
     def make_cache(self, batch: int, length: int) -> KVCache:
         """An empty cache for ``batch`` sequences of up to ``length`` tokens, beside the weights."""

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from megatron.checkpointing import CheckpointInfo, EngineFacts, load_checkpoint
 from megatron.errors import CheckpointError
@@ -47,7 +48,7 @@ class FakeEngine:
         self.pipeline_parallelism = facts.pipe_parallel_size > 0
         self.module = SimpleNamespace(num_stages=facts.pipe_parallel_size)
         self.asked: list[Any] = []
-        self.global_steps = 0
+        self.global_steps = self.skipped_steps = 0
         self.found: str | None = "path"
         self.stored_scaler = scaler(scale=512.0, window=10, hysteresis=4, iteration=5)
         self.optimizer = SimpleNamespace(
@@ -55,6 +56,9 @@ class FakeEngine:
             clip_grad=1.0,
             loss_scaler=scaler(scale=2.0**16, window=1000, hysteresis=2, iteration=0),
             dynamic_loss_scale=True,
+            optimizer=torch.optim.SGD(
+                [torch.zeros(1)], lr=1.0
+            ),  # without momentum it keeps no state
         )
 
     def zero_optimization_stage(self) -> int:

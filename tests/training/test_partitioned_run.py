@@ -219,6 +219,18 @@ def test_a_stopped_run_goes_on_exactly_and_all_layouts_read_its_weights(tmp_path
     check(tmp_path, ["tied"], ranks=2)
 
 
+@pytest.mark.ranks
+def test_a_resumed_run_with_learned_positions_is_evaluated(tmp_path: Path) -> None:
+    """The embedding computes with a table that another module owns, which ZeRO has to know from the start."""
+    write_tokens(tmp_path / "data" / "tiny")
+    settings: dict[str, Any] = {"zero_optimization": {"stage": 3}, "pos_emb": "learned"}
+    settings |= {"num_layers": 1, "train_iters": 6, "eval_interval": 3, "eval_iters": 1}
+    stopped = tiny_config(tmp_path, **settings, exit_interval=3)
+    assert run_ranks(2, train_all, [stopped]) == [[3]] * 2
+    assert run_ranks(2, train_all, [tiny_config(tmp_path, **settings)]) == [[6]] * 2
+    assert len(series(tmp_path / "checkpoints", "test/lm_loss")) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.ranks
 def test_so_it_is_with_tensor_parallel_ranks_and_in_half_precision(tmp_path: Path) -> None:

@@ -122,3 +122,31 @@ def test_a_second_job_is_kept_out_of_the_folder(tmp_path: Path) -> None:
         assert "another job holds" in refused
         assert "choose another `save`" in refused
         assert again == "free again"
+
+
+def refusals(world: World, configs: list[dict[str, Any]]) -> list[str]:
+    """What each run ends with."""
+    found = []
+    for config in configs:
+        with pytest.raises(CheckpointError) as caught:
+            train_all(world, [config])
+        found.append(str(caught.value))
+    return found
+
+
+@pytest.mark.ranks
+def test_another_optimizers_state_is_refused(trained: Path) -> None:
+    """torch would take it, and start the states anew that it lacks, or stop at them in the first step."""
+    momentum = {"type": "SGD", "params": {"lr": 0.01, "momentum": 0.9}}
+    largest = {"type": "Adam", "params": {"lr": 0.01, "amsgrad": True}}
+    configs = [
+        config_of(trained, variant, "whole") | {"optimizer": other}
+        for variant in ("fp32-zero0", "fp32-zero1")
+        for other in (momentum, largest)
+    ]
+    for found in run_ranks(2, refusals, configs):
+        for text, kept in zip(
+            found, ("momentum_buffer", "exp_avg, exp_avg_sq, max_exp") * 2, strict=True
+        ):
+            assert f"found: optimizer state exp_avg, exp_avg_sq\n  expected: {kept}" in text
+            assert "no_load_optim: true (same step)" in text
