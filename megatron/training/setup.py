@@ -156,6 +156,10 @@ def build_engine(args: NeoXArgs, parts: Parts, model: GPT2Model) -> Any:
         )
     # Stage 0 in fp32 is clipped by train_step: see megatron.optimizers.grad_norm.
     engine.clip_fp32_gradients = lambda: None
+    sums_over_mpu = isinstance(engine.optimizer, deepspeed.runtime.bf16_optimizer.BF16_Optimizer)
+    if sums_over_mpu and pipe is None and parts.groups.get_model_parallel_group() is None:
+        # It sums the norm over this group, and takes None for all ranks: those of other samples too.
+        engine.optimizer.mpu = None
     if pipe is not None:
         engine.set_has_attention_mask(False)
         sum_norms_of_stages(engine.optimizer)

@@ -161,3 +161,36 @@ def test_keys_of_a_part_of_a_configuration_are_no_contradiction(tmp_path: Path) 
     save_tokenizer(tmp_path)
     text = refusal(Reading(tmp_path / "run", case))
     assert re.findall(r"    (\w+):", text) == ["rotary_pct"]
+
+
+def write_with_table(root: Path, *, drifted: bool) -> torch.Tensor:
+    """A folder of two ranks with ``pos_emb: rpe``. Returns the whole table, [buckets, heads]."""
+    write_neox(root, "gpt_neox parallel untied", Form(configs=False))
+    table = torch.arange(32 * 8.0).view(32, 8)
+    for rank, columns in enumerate(table.chunk(2, dim=1)):
+        path = root / f"global_step{STEP}" / f"mp_rank_{rank:02d}_model_states.pt"
+        content = torch.load(path, weights_only=False)
+        for layer in (2, 3):
+            copy = columns + (drifted and layer == 3)
+            content["module"][f"sequential.{layer}.attention.rpe.weight"] = copy
+        torch.save(content, path)
+    return table
+
+
+def test_a_table_that_layers_share_is_there_once(tmp_path: Path) -> None:
+    """GPT-NeoX makes one table, which each layer has in its state."""
+    table = write_with_table(tmp_path / "run", drifted=False)
+    save_tokenizer(tmp_path)
+    config = config_of(Reading(tmp_path / "run", "gpt_neox parallel untied"), pos_emb="rpe")
+    args = NeoXArgs.from_dict(config)
+    model, _ = load_trained_model(args, build_parts(args, World()))
+    tables = {name: tensor for name, tensor in model.state_dict().items() if ".rpe." in name}
+    assert list(tables) == ["sequential.2.attention.rpe.weight"]
+    assert torch.equal(tables["sequential.2.attention.rpe.weight"], table)
+
+
+def test_tables_that_have_drifted_apart_in_a_pipeline_are_refused(tmp_path: Path) -> None:
+    write_with_table(tmp_path / "run", drifted=True)
+    save_tokenizer(tmp_path)
+    text = refusal(Reading(tmp_path / "run", "gpt_neox parallel untied"), pos_emb="rpe")
+    assert "sequential.3.attention.rpe.weight is not sequential.2.attention.rpe.weight" in text

@@ -21,6 +21,8 @@ def notes(args: NeoXArgs) -> Iterator[str]:
     if args.parallelism.sequence_parallel and args.parallelism.model_parallel_size == 1:
         yield "ignored: sequence_parallel (there is one tensor-parallel rank)"
     yield from _notes_on_recomputation(args)
+    if args.parallelism.pipe_parallel_size > 0 and args.logging.wall_clock_breakdown:
+        yield "ignored: wall_clock_breakdown (DeepSpeed's timers do not run in its pipeline engine)"
     scaling = args.ds.fp16 or {}
     if model.precision != "fp16" and "enabled" not in scaling:
         asked = [key for key, value in scaling.items() if value != _LOSS_SCALING.get(key)]
