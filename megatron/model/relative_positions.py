@@ -51,7 +51,10 @@ class RelativePositionBias(nn.Module):
         heads = divide(model.num_attention_heads, size, "num_attention_heads")
         self.weight = nn.Parameter(torch.empty(model.rpe_num_buckets, heads))
         self.weight.model_parallel = True  # type: ignore[attr-defined]
+        self.buckets = model.rpe_num_buckets
         self.max_distance = model.rpe_max_distance
+        # By device, of as many distances as were asked for at most.
+        self._buckets: dict[torch.device, Tensor] = {}
         self.scale = math.sqrt(model.head_width) if scale is None else scale
         attending = divide(heads, groups.get_context_parallel_world_size(), "num_attention_heads")
         first = attending * groups.get_context_parallel_rank()
@@ -59,6 +62,17 @@ class RelativePositionBias(nn.Module):
 
     def forward(self, length: int) -> Tensor:
         """What each head that this rank attends with adds, for 0 ... length - 1 tokens back: [n, length]."""
-        distances = torch.arange(length, device=self.weight.device)
-        buckets = buckets_of(distances, self.weight.size(0), self.max_distance)
+        buckets = self._first_buckets(length)
         return self.weight[buckets, self.attending].t() * self.scale
+
+    def _first_buckets(self, length: int) -> Tensor:
+        """The buckets of the first ``length`` distances, which all layers ask for in each pass."""
+        device = self.weight.device
+        found = self._buckets.get(device)
+        if found is None or len(found) < length:
+            # What generation asks for first must serve training too, which keeps it for the backward pass.
+            with torch.inference_mode(False):
+                distances = torch.arange(length, device=device)
+                found = buckets_of(distances, self.buckets, self.max_distance)
+                self._buckets[device] = found
+        return found[:length]

@@ -99,7 +99,11 @@ def _step(step: int, total_steps: int) -> str:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """``vocab_size`` counts the tokenizer's ids, ``padded_vocab_size`` the rows of the embedding."""
+    """``vocab_size`` counts the tokenizer's ids, ``padded_vocab_size`` the rows of the embedding.
+
+    ``mlp_width`` is what enters the MLP's second layer; ``asked_mlp_width`` what the configuration asks for
+    before two thirds of it are shared by value and gate (``gated``), and before rounding up.
+    """
 
     num_layers: int
     hidden_size: int
@@ -114,6 +118,9 @@ class ModelFacts:
     embedding_parameters: int
     vocab_size: int
     padded_vocab_size: int
+    asked_mlp_width: int
+    mlp_multiple_of: int = 1
+    gated: bool = False
 
 
 @dataclass(frozen=True)
@@ -197,9 +204,21 @@ def _model_text(m: ModelFacts) -> str:
     if m.num_kv_heads != m.num_heads:
         heads += f" ({m.num_kv_heads} for keys and values)"
     return (
-        f"{m.num_layers} layers, {m.hidden_size} wide, {heads}, MLP {m.mlp_width}, "
+        f"{m.num_layers} layers, {m.hidden_size} wide, {heads}, {_mlp_text(m)}, "
         f"sequence {m.seq_length}; {m.norm}, {m.positions} positions, {m.activation}"
     )
+
+
+def _mlp_text(m: ModelFacts) -> str:
+    """The width of the second layer's input, and where it comes from unless it is what was asked for."""
+    rounded = f", multiples of {m.mlp_multiple_of}" if m.mlp_multiple_of > 1 else ""
+    if m.gated:
+        return f"MLP {m.mlp_width} (value and gate: 2/3 of {m.asked_mlp_width}, half each{rounded})"
+    if m.mlp_width != m.asked_mlp_width:
+        return (
+            f"MLP {m.mlp_width} ({m.asked_mlp_width}, up to a multiple of {2 * m.mlp_multiple_of})"
+        )
+    return f"MLP {m.mlp_width}"
 
 
 def _parameters_text(m: ModelFacts) -> str:

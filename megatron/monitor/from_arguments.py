@@ -38,6 +38,9 @@ def model_facts(
         embedding_parameters=embedding_parameters,
         vocab_size=vocab_size,
         padded_vocab_size=padded_vocab_size,
+        asked_mlp_width=model.asked_mlp_width,
+        mlp_multiple_of=model.mlp_multiple_of,
+        gated=model.is_gated,
     )
 
 

@@ -24,6 +24,22 @@ def test_literal_values() -> None:
     torch.testing.assert_close(logits.grad, expected)
 
 
+def test_z_loss_is_the_square_of_log_z() -> None:
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(2, 5, 7, generator=generator).mul(2).requires_grad_()
+    other = logits.detach().clone().requires_grad_()
+    labels = torch.randint(0, 7, (2, 5), generator=generator)
+    mask = torch.rand(2, 5, generator=generator) < 0.6
+    loss = loss_sum(logits, labels, mask, SINGLE, z_loss=0.3)
+    log_z = other.exp().sum(-1).log()
+    wanted = other.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    expected = ((log_z - wanted + 0.3 * log_z.square()) * mask).sum()
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
+    expected.backward()
+    torch.testing.assert_close(logits.grad, other.grad)
+
+
 def test_masked_positions_add_exactly_nothing() -> None:
     logits = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0))
     # What stands in a masked position must not matter, be it enormous.

@@ -45,7 +45,7 @@ def norm(model: ModelArgs, weights: Weights, name: str, x: Tensor, dims: int = 1
     over = tuple(range(-dims, 0))
     eps, offset = model.norm_epsilon, model.norm_weight_offset
     if model.norm == "scalenorm":
-        return weights[f"{name}.g"] * x / x.square().sum(over, keepdim=True).sqrt()
+        return weights[f"{name}.g"] * x / x.square().sum(over, keepdim=True).sqrt().clamp(min=eps)
     if model.norm == "rmsnorm":
         gain = weights[f"{name}.scale"] if f"{name}.scale" in weights else weights[f"{name}.weight"]
         return x / (x.square().mean(over, keepdim=True) + eps).sqrt() * (offset + gain)
@@ -126,7 +126,8 @@ def bucket_of(back: int, buckets: int, max_distance: int) -> int:
 
 
 def mlp(model: ModelArgs, weights: Weights, x: Tensor) -> Tensor:
-    tanh_form = model.gelu_form == "tanh" or (model.gelu_form is None and model.bias_gelu_fusion)
+    fused = model.bias_gelu_fusion and model.activation == "gelu"
+    tanh_form = model.gelu_form == "tanh" or (model.gelu_form is None and fused)
     x = linear(weights, "mlp.linear1", x)
     if model.activation in GATES:
         value, gate = x[..., : x.size(-1) // 2], x[..., x.size(-1) // 2 :]
@@ -169,8 +170,8 @@ def logits(model: ModelArgs, weights: Weights, tokens: Tensor) -> Tensor:
         name: w for name, w in of_layer(weights, 2).items() if name == "attention.rpe.weight"
     }
     for number in range(model.num_layers):
-        pattern = model.attention_config
-        sees_all = pattern is not None and "local" in str(pattern) and number % 2 == 0
+        kinds = [kind for names, times in model.attention_config or () for kind in names * times]
+        sees_all = "local" in kinds and kinds[number] != "local"
         window = None if sees_all else model.sliding_window_width
         x = block(model, of_layer(weights, 2 + number) | distances, x, places, window)
     x = norm(model, of_layer(weights, last - 1), "norm", x)

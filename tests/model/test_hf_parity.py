@@ -358,5 +358,9 @@ def test_scaled_rotations(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     reference = transformers.LlamaForCausalLM(config).eval()
     copy_with_heads(model, reference)
     assert_same(model, reference)
-    name = "sequential.2.attention.dense.weight"
-    assert_same_gradient(model, name, reference, "model.layers.0.self_attn.o_proj.weight")
+    for ours_name, their_name in {
+        "sequential.0.word_embeddings.weight": "model.embed_tokens.weight",
+        "sequential.2.attention.dense.weight": "model.layers.0.self_attn.o_proj.weight",
+        "sequential.3.mlp.linear2.weight": "model.layers.1.mlp.down_proj.weight",
+    }.items():
+        assert_same_gradient(model, ours_name, reference, their_name)

@@ -95,7 +95,12 @@ def test_options_change_what_is_computed(option: Option) -> None:
 
 def _is_another_name(option: Option) -> bool:
     """Whether the value says in words what the default is."""
-    return option in (("num_kv_heads", 4, {}), ("attention_config", ((("flash",), 2),), {}))
+    return option in (
+        ("num_kv_heads", 4, {}),
+        ("attention_config", ((("global",), 2),), {}),
+        ("attention_config", ((("flash",), 2),), {}),
+        ("attention_config", ((("local",), 2),), {"sliding_window_width": 4}),
+    )
 
 
 @pytest.mark.parametrize(

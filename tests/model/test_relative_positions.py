@@ -8,10 +8,11 @@ from torch import Tensor
 from transformers import T5Config
 from transformers.models.t5.modeling_t5 import T5Attention
 
+from megatron.model import relative_positions
 from megatron.model.attention_kernels import Scores
 from megatron.model.relative_positions import RelativePositionBias, buckets_of
 from megatron.model.transformer import SelfAttention
-from tests.support.models import SINGLE, tiny_args
+from tests.support.models import SINGLE, tiny_args, tiny_model
 
 HEADS, WIDTH = 4, 8
 
@@ -105,3 +106,21 @@ def test_each_head_has_a_column() -> None:
     added: Tensor = table(6)
     assert added.shape == (HEADS, 6)
     torch.testing.assert_close(added[1] / WIDTH**0.5, torch.tensor([1.0, 5.0, 9, 13, 13, 13]))
+
+
+def test_buckets_are_found_once_for_all_layers_and_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And once more where a text is longer; first asked for by generation, they serve training."""
+    lengths: list[int] = []
+
+    def counted(distances: Tensor, *more: int) -> Tensor:
+        lengths.append(len(distances))
+        return buckets_of(distances, *more)
+
+    monkeypatch.setattr(relative_positions, "buckets_of", counted)
+    model = tiny_model(pos_emb="rpe", num_layers=3)
+    tokens = torch.zeros(1, 16, dtype=torch.long)
+    with torch.inference_mode():
+        model(tokens[:, :8])
+    for length in (4, 16, 8):
+        model(tokens[:, :length]).sum().backward()
+    assert lengths == [8, 16]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,12 +14,15 @@ from megatron.monitor.console import (
     ModelFacts,
     RunFacts,
     SplitFacts,
+    _model_text,
     evaluation_line,
     facts_block,
     interval_line,
 )
 from megatron.monitor.estimates import MemoryEstimate
+from megatron.monitor.from_arguments import model_facts
 from megatron.monitor.units import bytes_text, count_text, duration_text, float_text
+from tests.support.models import tiny_args, tiny_model
 
 INTERVAL = Interval(
     step=120,
@@ -82,6 +86,7 @@ def test_the_block_of_facts() -> None:
             embedding_parameters=262_144,
             vocab_size=2_040,
             padded_vocab_size=2_048,
+            asked_mlp_width=512,
         ),
         layout=LayoutFacts(
             world_size=2,
@@ -119,6 +124,35 @@ def test_the_block_of_facts() -> None:
         "  memory      about 56.2 MiB a rank beside the program itself: weights 4.03 MiB, "
         "gradients 4.03 MiB, optimizer 6.04 MiB, buffers 12.1 MiB, activations 30.0 MiB",
     ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "MLP 128"),
+        ({"mlp_multiple_of": 24}, "MLP 144 (128, up to a multiple of 48)"),
+        (
+            {"activation": "swiglu", "intermediate_size": 100},
+            "MLP 33 (value and gate: 2/3 of 100, half each)",
+        ),
+        (
+            {"activation": "geglu", "intermediate_size": 100, "mlp_multiple_of": 8},
+            "MLP 40 (value and gate: 2/3 of 100, half each, multiples of 8)",
+        ),
+    ],
+)
+def test_the_real_width_of_the_mlp_is_told(changes: dict[str, Any], text: str) -> None:
+    """That of the second layer's input, as the model's own layer has it."""
+    facts = model_facts(
+        tiny_args(**changes),
+        parameters=2,
+        embedding_parameters=1,
+        vocab_size=64,
+        padded_vocab_size=64,
+    )
+    assert f", {text}, sequence 16; " in _model_text(facts)
+    mlp = tiny_model(**changes).sequential[2].mlp
+    assert text.split()[1] == str(mlp.linear2.weight.size(1))
 
 
 @pytest.mark.parametrize(

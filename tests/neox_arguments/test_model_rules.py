@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from megatron.neox_arguments import NeoXArgs
+from megatron.neox_arguments.registry import FIELDS
 from megatron.neox_arguments.sections import ModelArgs
+from tests.support.neox_fields import neox_fields
 from tests.support.small_config import refusal, small
 
 
@@ -135,3 +138,31 @@ def test_a_soft_prompt_that_is_switched_off_is_none() -> None:
     on = NeoXArgs.from_dict(small(soft_prompt_tuning=PROMPT)).variants.soft_prompt
     assert on is not None
     assert (on.num_tokens, on.init_string, on.init_range) == (4, "", 0.5)
+
+
+# What the configuration knows of models that are not here.
+KINDS = (
+    "sparse_fixed",
+    "sparse_variable",
+    "bigbird",
+    "bslongformer",
+    "gmlp",
+    "amlp",
+    "mamba",
+    "rwkv",
+)
+LACKING = re.compile("(moe_|mamba_|gmlp_)|(dim_att|head_size|ffn_dim|sparsity_config)$")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_of_layer_that_is_not_here_is_refused(kind: str) -> None:
+    said = refusal(attention_config=[[["global", kind], 1]])
+    assert said == f"attention_config: {kind} is not supported yet; choose of flash, global, local"
+
+
+def test_keys_of_models_that_are_not_here_are_refused() -> None:
+    keys = [key for key in neox_fields() if LACKING.match(key)]
+    assert len(keys) == 17
+    for key in keys:
+        assert FIELDS[key].state == "refused", key
+        assert "not supported yet" in FIELDS[key].mark.why, key

@@ -180,14 +180,18 @@ class ModelArgs(NormArgs, PositionArgs, AttentionArgs):
         return self.activation in GATED_ACTIVATIONS
 
     @property
+    def asked_mlp_width(self) -> int:
+        """The MLP's width before gating and rounding."""
+        return self.intermediate_size or int((self.expansion_factor or 4) * self.hidden_size)
+
+    @property
     def mlp_width(self) -> int:
         """Width of what enters the MLP's second layer; a gated first layer puts out twice this.
 
         GPT-NeoX's rule: the asked-for width (two thirds of it, rounded down, when gated) is rounded up
         to a multiple of 2 x `mlp_multiple_of`; a gated MLP halves the result.
         """
-        hidden = self.hidden_size
-        width = self.intermediate_size or int((self.expansion_factor or 4) * hidden)
+        width = self.asked_mlp_width
         if self.is_gated:
             width = int(width * 2 / 3)
         step = 2 * self.mlp_multiple_of

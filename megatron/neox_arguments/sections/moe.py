@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from megatron.neox_arguments.typed import (
-    Ignored,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
     Refused,
 )
 
-_WITH_EXPERTS = Ignored("has a meaning with moe_num_experts only")
+_WITH_EXPERTS = Refused("experts are not supported yet: take it out")
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,15 @@ from megatron.neox_arguments.typed import (
 )
 
 _NOT_YET = Refused("not supported yet: take it out", off=(0,))
-_WITH_GMLP = Ignored("has a meaning with attention_config: gmlp only")
-_WITH_MAMBA = Ignored("has a meaning with attention_config: mamba only")
-_WITH_RWKV = Ignored("has a meaning with attention_config: rwkv only")
+_WITH_GMLP = Refused(
+    "has a meaning with attention_config: gmlp, which is not supported yet: take it out"
+)
+_WITH_MAMBA = Refused(
+    "has a meaning with attention_config: mamba, which is not supported yet: take it out"
+)
+_WITH_RWKV = Refused(
+    "has a meaning with attention_config: rwkv, which is not supported yet: take it out"
+)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,166 @@
+#!/usr/bin/env python
+"""Write megatron/model/README.md: every option of the model, and the test that compares it with a reference.
+
+python tools/config/write_option_tests.py            # write it
+python tools/config/write_option_tests.py --check    # only say whether it is up to date
+
+Options are found in the configuration's own fields, tests in what pytest collects: an option without a
+test, or with one that is not there, is an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from megatron.neox_arguments.registry import FIELDS, FieldSpec  # noqa: E402 - needs ROOT
+from megatron.neox_arguments.sections import ModelArgs  # noqa: E402
+from megatron.neox_arguments.sections.attention import ATTENTION_KINDS  # noqa: E402
+from megatron.neox_arguments.typed import NotYet, choices_of  # noqa: E402
+from tests.model.covered import ANY, ELSEWHERE, tests_of  # noqa: E402
+
+TARGET = ROOT / "megatron" / "model" / "README.md"
+
+# Sizes that every test has, and the type of numbers, which tests/training compares.
+_SIZES = frozenset(
+    {
+        "precision",
+        "num_layers",
+        "hidden_size",
+        "num_attention_heads",
+        "seq_length",
+        "max_position_embeddings",
+        "make_vocab_size_divisible_by",
+    }
+)
+# Options outside the model's section.
+_MORE = (
+    "z_loss",
+    "use_mup",
+    "soft_prompt_tuning",
+    "attention_softmax_in_fp32",
+    "apply_query_key_layer_scaling",
+    "scaled_upper_triang_masked_softmax_fusion",
+    "scaled_masked_softmax_fusion",
+    "rope_fusion",
+    "bias_dropout_fusion",
+)
+
+HEAD = """\
+# The model
+
+Start reading at `gpt2_model.py`; `layout.py` has the list of layers and the names of their tensors.
+
+Every option below is compared in fp32 on the CPU with a plain reference: `transformers`, or the formula
+written out in `tests/model/plain_decoder.py`; logits and gradients, or for initial weights their statistics.
+Combinations that cannot be are refused at the start, each with its reason (`megatron/neox_arguments/rules/`).
+This table is made by `python tools/config/write_option_tests.py`, which fails where an option has no test.
+
+| key | value | state | tests |
+|---|---|---|---|
+"""
+
+
+def options() -> Iterator[tuple[FieldSpec, Any]]:
+    """Every key and the values of it that are told apart."""
+    keys = [item.name for item in dataclasses.fields(ModelArgs) if item.name not in _SIZES]
+    for key in (*keys, *_MORE):
+        spec = FIELDS[key]
+        for value in _values(spec):
+            yield spec, value
+
+
+def _values(spec: FieldSpec) -> list[Any]:
+    if spec.key == "attention_config":
+        return sorted(ATTENTION_KINDS)
+    marks = getattr(spec.annotation, "__metadata__", ())
+    later = {choice for mark in marks if isinstance(mark, NotYet) for choice in mark.choices}
+    choices = [choice for choice in choices_of(spec.annotation) if choice not in later]
+    if choices:
+        return choices
+    if spec.annotation is bool or spec.annotation == bool | None or bool in _arguments(spec):
+        return [not spec.default]
+    return [ANY]
+
+
+def _arguments(spec: FieldSpec) -> tuple[Any, ...]:
+    return tuple(getattr(spec.annotation, "__args__", ()))
+
+
+def collected() -> list[str]:
+    """The names of all tests in the folders that the table speaks of."""
+    folders = sorted({test.split("::")[0].rpartition("/")[0] for test in ELSEWHERE.values()})
+    command = [sys.executable, "-m", "pytest", "--collect-only", *folders]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(
+            f"the tests cannot be collected\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+        )
+    return done.stdout.splitlines()
+
+
+def table(names: list[str]) -> str:
+    """A row for each option.
+
+    Raises:
+        SystemExit: some have no test.
+    """
+    rows, wrong = [], []
+    for spec, value in options():
+        tests = tests_of(spec.key, value)
+        if not tests:
+            wrong.append(f"{spec.key}: {value} has no test: add it to tests/model/options.py")
+        wrong += [
+            f"{spec.key}: {value}: there is no test {test}"
+            for test in tests
+            if not any(name.startswith(test) for name in names)
+        ]
+        shown = ", ".join(f"`{_short(test)}`" for test in tests)
+        rows.append(f"| `{spec.key}` | {_said(value)} | {spec.state} | {shown} |\n")
+    if wrong:
+        raise SystemExit("\n".join(wrong))
+    return HEAD + "".join(rows)
+
+
+def _short(test: str) -> str:
+    """A test without what all have in common."""
+    long = "test_options.py::test_logits_and_gradients_are_those_of_the_formula"
+    name = test.removeprefix("tests/model/").removeprefix("tests/").rstrip("-")
+    name = name + "]" * (name.count("[") - name.count("]"))
+    return name.replace(long, "test_options.py").replace("|", "\\|")
+
+
+def _said(value: Any) -> str:
+    return (
+        value if value is ANY else f"`{str(value).lower() if isinstance(value, bool) else value}`"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if it is stale")
+    check = parser.parse_args().check
+    text = table(collected())
+    if not check:
+        TARGET.write_text(text, encoding="utf-8")
+        print(f"wrote {TARGET.relative_to(ROOT)}")
+        return 0
+    if TARGET.exists() and TARGET.read_text(encoding="utf-8") == text:
+        return 0
+    print(
+        f"{TARGET.relative_to(ROOT)} is stale: run python tools/config/write_option_tests.py",
+        file=sys.stderr,
+    )
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
