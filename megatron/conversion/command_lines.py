@@ -1,16 +1,19 @@
-"""The command lines of ``tools/ckpts/convert_neox_to_hf.py`` and ``convert_hf_to_neox.py``."""
+"""The command lines of the conversions in ``tools/ckpts``."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 
 from megatron import logging as neox_logging
 from megatron.conversion.comparison import TOLERANCE
 from megatron.conversion.exporting import Wishes, export_checkpoint
 from megatron.conversion.families import FAMILIES
 from megatron.conversion.importing import Layout, import_folder
+from megatron.conversion.raw_llama import PARAMS_NAME, raw_llama_source
 from megatron.conversion.shards import bytes_in
 
 _TO_HF = """Turn a checkpoint into a folder that transformers loads: config, safetensors, tokenizer.
@@ -29,6 +32,15 @@ end the logits of both are compared, where transformers is installed; if they di
 example:
   python tools/ckpts/convert_hf_to_neox.py --input_dir hf/mine --output_dir checkpoints/from_hf
   ./deepy.py generate.py checkpoints/from_hf/model.yml configs/text_generation.yml
+"""
+_FROM_RAW = """Turn Llama's published files, params.json and consolidated.*.pth, into a checkpoint.
+
+Releases 1 to 3.3, of any number of files. At the end the logits are compared with a plain computation on the
+published weights; if they differ nothing is left behind.
+
+example:
+  python tools/ckpts/convert_raw_llama_weights_to_neox.py --input_dir llama --model_size 7B \\
+    --output_dir checkpoints/llama-7B --num_output_shards 2
 """
 _DTYPES = ("auto", "fp32", "bf16", "fp16")
 
@@ -103,6 +115,53 @@ def hf_to_neox(argv: Sequence[str] | None = None) -> None:
         layout=Layout(parsed.tp, parsed.pp),
         dtype=None if parsed.dtype == "auto" else parsed.dtype,
         tolerance=parsed.tolerance,
+    )
+    sys.stdout.write(f"{done.text()}\n")
+
+
+def raw_llama_to_neox(argv: Sequence[str] | None = None) -> None:
+    """From Llama's published files to a checkpoint."""
+    parser = _parser(_FROM_RAW)
+    add = parser.add_argument
+    _add_folders(parser, "with params.json, or with a folder of the name --model_size that has it")
+    add("--model_size", "--model-size", metavar="NAME", help="such as 7B: a folder in --input_dir")
+    add(
+        "--num_output_shards",
+        "--num-output-shards",
+        type=int,
+        default=1,
+        metavar="N",
+        help="ranks that share each weight; default: 1",
+    )
+    add(
+        "--pipeline_parallel",
+        "--pipeline-parallel",
+        type=int,
+        nargs="?",
+        const=1,
+        default=0,
+        metavar="N",
+        help="a file for each layer, as N stages of a pipeline (1 without a number) write them",
+    )
+    add(
+        "--rope_scaling_factor",
+        "--rope-scaling-factor",
+        type=float,
+        metavar="X",
+        help="of use_scaled_rope; default: that of the published model of this width",
+    )
+    _add_common(parser)
+    parsed = parser.parse_args(argv)
+    neox_logging.configure(rank=0)
+    root = Path(parsed.input_dir)
+    has_one = parsed.model_size is None or (root / PARAMS_NAME).exists()
+    done = import_folder(
+        root if has_one else root / parsed.model_size,
+        parsed.output_dir,
+        layout=Layout(parsed.num_output_shards, parsed.pipeline_parallel),
+        dtype=None if parsed.dtype == "auto" else parsed.dtype,
+        tolerance=parsed.tolerance,
+        read=partial(raw_llama_source, scaling_factor=parsed.rope_scaling_factor),
     )
     sys.stdout.write(f"{done.text()}\n")
 

@@ -36,11 +36,13 @@ class Comparison:
         difference: the largest; None where it was not measured.
         largest: the largest logit.
         tokens: how many were read.
+        whose: who computed the others.
     """
 
     difference: float | None
     largest: float = 0.0
     tokens: int = 0
+    whose: str = "transformers'"
 
     def text(self) -> str:
         """For people, in a line."""
@@ -50,9 +52,22 @@ class Comparison:
                 "seen yet that both compute the same"
             )
         return (
-            f"logits of {self.tokens} random tokens differ from transformers' by {self.difference:.1e} at "
+            f"logits of {self.tokens} random tokens differ from {self.whose} by {self.difference:.1e} at "
             f"most, in fp32 (the largest is {self.largest:.3g})"
         )
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What computes the logits of the other form.
+
+    Attributes:
+        whose: for messages, in the genitive.
+        logits: of tokens [b, s], with weights rounded to a type: [b, s, v] in fp32.
+    """
+
+    whose: str
+    logits: Callable[[Tensor, torch.dtype], Tensor]
 
 
 def compare(
@@ -63,6 +78,7 @@ def compare(
     *,
     dtype: torch.dtype,
     tolerance: float = TOLERANCE,
+    reference: Reference | None = None,
 ) -> Comparison:
     """Compare a model of ours with the one in ``folder``.
 
@@ -73,12 +89,15 @@ def compare(
         folder: as transformers reads it.
         dtype: in which the new files are: both models' weights are rounded to it.
         tolerance: how far logits may be apart.
+        reference: None for transformers.
 
     Raises:
         CheckpointError: they are further apart.
     """
-    if importlib.util.find_spec("transformers") is None:
-        return Comparison(None)
+    if reference is None:
+        if importlib.util.find_spec("transformers") is None:
+            return Comparison(None)
+        reference = Reference("transformers'", lambda *given: _reference(folder, *given))
     length = min(_TOKENS, model.max_position_embeddings)
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(0, vocab_size, (_TEXTS, length), generator=generator)
@@ -87,14 +106,14 @@ def compare(
         return read(parameter).to(dtype)
 
     ours = logits_of(model, vocab_size, rounded, tokens)
-    theirs = _reference(folder, tokens, dtype)[..., :vocab_size]
+    theirs = reference.logits(tokens, dtype)[..., :vocab_size]
     difference = (ours - theirs).abs().max().item()
-    found = Comparison(difference, theirs.abs().max().item(), tokens.numel())
+    found = Comparison(difference, theirs.abs().max().item(), tokens.numel(), reference.whose)
     if not difference <= tolerance:  # nor may it be no number
         raise CheckpointError(
             f"the two models do not compute the same\n  found: {found.text()}\n"
             f"  expected: {tolerance:g} at most\n"
-            "  to do: nothing was written; look for what config.json and the weights do not agree on"
+            "  to do: nothing was written; look for what configuration and weights do not agree on"
         )
     return found
 

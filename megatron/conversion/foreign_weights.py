@@ -1,18 +1,40 @@
-"""The tensors of a Hugging Face folder, as the parameters of a model of ours."""
+"""The tensors of another program's folder, as the parameters of a model of ours."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from megatron.conversion.families import Family
-from megatron.conversion.hf_folder import TensorFolder
 from megatron.conversion.parameters import Parameter, counterpart, listed, parameters_of
 from megatron.errors import CheckpointError
 from megatron.model import layout
 from megatron.neox_arguments.sections import ModelArgs
+
+
+class Tensors(Protocol):
+    """The tensors of a folder, read one at a time.
+
+    Attributes:
+        names: of all tensors.
+        dtype: of one that stands for all.
+    """
+
+    @property
+    def names(self) -> frozenset[str]: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a whole tensor, without reading it."""
+        ...
+
+    def read(self, name: str) -> Tensor:
+        """A whole tensor on the CPU."""
+        ...
 
 
 class ForeignWeights:
@@ -22,18 +44,18 @@ class ForeignWeights:
         folder: of the model, for messages.
         tensors: that it holds.
         family: its row of the table.
-        model: what ``config.json`` says, as a section of our configuration.
+        model: what the folder's configuration says, as a section of our configuration.
         vocab_size: ids of the model.
         dtype: in which tensors are wanted.
 
     Raises:
-        CheckpointError: the files hold other tensors than ``config.json`` describes.
+        CheckpointError: the files hold other tensors than the configuration describes.
     """
 
     def __init__(
         self,
         folder: Path,
-        tensors: TensorFolder,
+        tensors: Tensors,
         family: Family,
         model: ModelArgs,
         vocab_size: int,
@@ -81,8 +103,8 @@ class ForeignWeights:
         ]
         if wrong:
             raise CheckpointError(
-                f"{self._folder} does not hold the {family.architecture} that its config.json describes\n"
-                f"  found:\n{listed(wrong)}"
+                f"{self._folder} does not hold the {family.architecture} that its {family.config_name} "
+                f"describes\n  found:\n{listed(wrong)}"
             )
 
     def _heads_of_tied_models(self, family: Family) -> tuple[str, ...]:

@@ -21,8 +21,17 @@ SINGLE_FILE = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 
 
-def read_json(path: Path) -> dict[str, Any]:
+_EXPECTED = (
+    f"a folder as transformers' save_pretrained writes it, with {CONFIG_NAME} and {SINGLE_FILE}"
+)
+
+
+def read_json(path: Path, expected: str = _EXPECTED) -> dict[str, Any]:
     """A JSON object.
+
+    Args:
+        path: of the file.
+        expected: where it is missing, what should have been there.
 
     Raises:
         CheckpointError: there is none.
@@ -30,10 +39,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError as error:
-        raise CheckpointError(
-            f"{path} is missing\n  expected: a folder as transformers' save_pretrained writes it, with "
-            f"{CONFIG_NAME} and {SINGLE_FILE}"
-        ) from error
+        raise CheckpointError(f"{path} is missing\n  expected: {expected}") from error
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
@@ -75,8 +81,11 @@ class TensorFolder:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the first tensor, which stands for all."""
-        return self.read(min(self.names)).dtype
+        """Of the first tensor, which stands for all; none of its numbers is read."""
+        name = min(self.names)
+        piece = self._open[self._file_of[name]].get_slice(name)
+        tensor: Tensor = piece[:0] if piece.get_shape() else self.read(name)
+        return tensor.dtype
 
     def read(self, name: str) -> Tensor:
         """A tensor on the CPU."""

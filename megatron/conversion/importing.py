@@ -1,4 +1,4 @@
-"""From a folder of Hugging Face's to a checkpoint of ours, in any layout of ranks, and its configuration.
+"""From another program's folder to a checkpoint of ours, in any layout of ranks, and its configuration.
 
 ::
 
@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,22 +23,19 @@ from megatron.checkpointing.manifest import Manifest
 from megatron.checkpointing.publishing import Place, prepare, publish
 from megatron.conversion.comparison import TOLERANCE, Comparison, compare
 from megatron.conversion.families import Family
-from megatron.conversion.foreign_config import keys_of, not_understood, vocabulary_in
 from megatron.conversion.foreign_weights import ForeignWeights
-from megatron.conversion.hf_folder import CONFIG_NAME, TensorFolder, read_json
 from megatron.conversion.new_checkpoint import RUN_FILE, NewModel, write_checkpoint
 from megatron.conversion.our_checkpoint import DTYPES, WholeWeights
 from megatron.conversion.output_folder import removed_on_failure, require_free
 from megatron.conversion.parameters import parameters_of
 from megatron.conversion.run_file import run_file, vocabulary_multiple
+from megatron.conversion.sources import PRECISIONS, Source, hf_source
 from megatron.conversion.tokenizer_files import copy_tokenizer, tokenizer_of
-from megatron.errors import CheckpointError
 from megatron.neox_arguments import NeoXArgs
 from megatron.runtime.durable import write_file
 from megatron.tokenizer import padded_vocab_size
 
 _TOKENIZER_FOLDER = "tokenizer"
-_PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bfloat16", torch.float16: "fp16"}
 
 
 @dataclass(frozen=True)
@@ -92,19 +90,6 @@ class Import:
         )
 
 
-@dataclass(frozen=True)
-class _Source:
-    """A folder of Hugging Face's: its family, what ``config.json`` says in keys of ours, its weights."""
-
-    folder: Path
-    family: Family
-    keys: dict[str, Any]
-    vocab_size: int
-    tensors: TensorFolder
-    dtype: torch.dtype
-    notes: tuple[str, ...]
-
-
 def import_folder(
     source: str | Path,
     target: str | Path,
@@ -112,19 +97,22 @@ def import_folder(
     layout: Layout | None = None,
     dtype: str | None = None,
     tolerance: float = TOLERANCE,
+    read: Callable[[Path, torch.dtype | None], Source] = hf_source,
 ) -> Import:
-    """Write the model of a folder of Hugging Face's as a checkpoint, and the configuration for it.
+    """Write the model of another program's folder as a checkpoint, and the configuration for it.
 
     All is there whole, compared with the folder, or not at all. A layer is in memory at a time or, in the
     plain form, what one rank holds; for the comparison, the model in fp32.
 
     Args:
-        source: with ``config.json``, safetensors and, if there is one, the tokenizer's files.
+        source: a folder; by default with ``config.json``, safetensors and, if there is one, the
+            tokenizer's files.
         target: a folder that does not exist yet, or is empty.
         layout: of the files.
         dtype: of the files, a key of :data:`~megatron.conversion.our_checkpoint.DTYPES`; None keeps the
             folder's.
         tolerance: how far logits may be apart.
+        read: says what the folder holds.
 
     Raises:
         CheckpointError: the folder is not whole, or we have no words for its model, or the target is taken,
@@ -134,7 +122,7 @@ def import_folder(
     started = time.perf_counter()
     root = Path(target)
     require_free(root.absolute(), "output_dir")
-    found = _read(Path(source), dtype)
+    found = read(Path(source), None if dtype is None else DTYPES[dtype])
     place = Place(root.absolute(), 0)
     with removed_on_failure(root, root):
         root.mkdir(parents=True, exist_ok=True)
@@ -157,24 +145,6 @@ def import_folder(
     )
 
 
-def _read(folder: Path, dtype: str | None) -> _Source:
-    path = folder / CONFIG_NAME
-    config = read_json(path)
-    family, keys = keys_of(config, path)
-    tensors = TensorFolder(folder)
-    notes = tuple(
-        f"{CONFIG_NAME} says {fact}, which is not looked at here: the comparison of logits decides"
-        for fact in not_understood(family, config)
-    )
-    stored = tensors.dtype if dtype is None else DTYPES[dtype]
-    if stored not in _PRECISIONS:
-        raise CheckpointError(
-            f"{folder}\n  found: weights in {str(stored).removeprefix('torch.')}\n"
-            "  expected: fp32, bf16 or fp16\n  to do: name the type to convert them to, with --dtype"
-        )
-    return _Source(folder, family, keys, vocabulary_in(config, path), tensors, stored, notes)
-
-
 @dataclass(frozen=True)
 class _Plan:
     """What is to be written: the configuration, checked and as a file, and the rows of the embedding.
@@ -188,15 +158,17 @@ class _Plan:
     notes: tuple[str, ...]
 
 
-def _plan(found: _Source, root: Path, ranks: Layout) -> _Plan:
+def _plan(found: Source, root: Path, ranks: Layout) -> _Plan:
     """The configuration that goes with the model. Copies the tokenizer, which is part of it."""
+    theirs = found.tokenizer_folder
+    copied = {} if theirs is None else copy_tokenizer(theirs, root / _TOKENIZER_FOLDER)
     tokenizer = {
         key: value if key == "tokenizer_type" else str(root / _TOKENIZER_FOLDER / value)
-        for key, value in copy_tokenizer(found.folder, root / _TOKENIZER_FOLDER).items()
+        for key, value in copied.items()
     }
     keys: dict[str, Any] = {
         **found.keys,
-        "precision": _PRECISIONS[found.dtype],
+        "precision": PRECISIONS[found.dtype],
         "model_parallel_size": ranks.model,
         "pipe_parallel_size": ranks.pipe,
         **tokenizer,
@@ -212,7 +184,7 @@ def _plan(found: _Source, root: Path, ranks: Layout) -> _Plan:
     return _Plan(args, run_file(keys, str(found.folder)), rows, _notes(found, tokenizer, text_ids))
 
 
-def _notes(found: _Source, tokenizer: dict[str, str], text_ids: int) -> tuple[str, ...]:
+def _notes(found: Source, tokenizer: dict[str, str], text_ids: int) -> tuple[str, ...]:
     if not tokenizer:
         return (
             f"no tokenizer lies in {found.folder}: {RUN_FILE} needs tokenizer_type, vocab_file",
@@ -222,7 +194,7 @@ def _notes(found: _Source, tokenizer: dict[str, str], text_ids: int) -> tuple[st
     return ()
 
 
-def _model(found: _Source, plan: _Plan) -> NewModel:
+def _model(found: Source, plan: _Plan) -> NewModel:
     model = plan.args.model
     weights = ForeignWeights(
         found.folder, found.tensors, found.family, model, found.vocab_size, found.dtype
@@ -232,7 +204,7 @@ def _model(found: _Source, plan: _Plan) -> NewModel:
 
 
 def _compare(
-    place: Place, manifest: Manifest, found: _Source, args: NeoXArgs, tolerance: float
+    place: Place, manifest: Manifest, found: Source, args: NeoXArgs, tolerance: float
 ) -> Comparison:
     """Compare what was written with what was read."""
     info = CheckpointInfo(place.unfinished, place.step, manifest)
@@ -244,4 +216,5 @@ def _compare(
         found.folder,
         dtype=found.dtype,
         tolerance=tolerance,
+        reference=found.reference,
     )
