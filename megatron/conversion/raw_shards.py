@@ -103,8 +103,9 @@ class RawShards:
             first = rank - rank % copies
             if first != rank and not torch.equal(tensors[name], self._ranks[first][name]):
                 raise CheckpointError(
-                    f"{self._folder}: {name}\n  found: {self.files * tensors[name].size(0)} rows in all files, "
-                    f"of which files {first} and {rank} hold different ones\n"
+                    f"{self._folder}: {name}\n"
+                    f"  found: {self.files * tensors[name].size(0)} rows in all files, of which "
+                    f"files {first} and {rank} hold different ones\n"
                     f"  expected: {self._shared_rows} rows, as dim, n_heads and n_kv_heads say, or copies\n"
                     "  to do: look at params.json"
                 )
