@@ -33,6 +33,7 @@ setup(
         "sentencepiece": ["sentencepiece>=0.2"],  # SPMTokenizer
         "parquet": ["pyarrow>=16"],  # .parquet as input of preprocessing
         "ftfy": ["ftfy>=6"],  # --ftfy
+        "plot": ["matplotlib>=3.8"],  # the picture of coord_check
         "hub": ["huggingface_hub>=0.24"],  # tools/ckpts/upload.py
         "transformers": ["transformers>=4.45"],  # conversions compare logits with it
     },

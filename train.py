@@ -9,8 +9,8 @@ from megatron.neox_arguments.arguments_cli import (
     add_config_arguments,
     args_from_cli,
 )
-from megatron.runtime.process import COLLECTIVE_TIMEOUT_S, end_process, start_process
-from megatron.runtime.world import World
+from megatron.runtime.process import end_process, start_process
+from megatron.runtime.world import COLLECTIVE_TIMEOUT_S, World
 from megatron.training.run import run_training
 
 

@@ -1,7 +1,8 @@
-"""What the tests say to people, besides whether they pass."""
+"""What all tests start from, and what they say to people besides whether they pass."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -16,6 +17,8 @@ def say(record_property: Callable[[str, object], None]) -> Callable[[str], None]
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell starts what runs in its background deaf to interrupts, and so are all processes under it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Speaker(config))
 

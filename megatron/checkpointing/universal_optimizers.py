@@ -27,6 +27,10 @@ ROUND_ROBIN = (
 )
 
 
+# Of a group of parameters: their names, where more than decay makes the groups.
+_NAMES = "parameter_names"
+
+
 class Fragment:
     """Stands in for DeepSpeed's ``fragment_address``: where a part of a parameter lies in a flat tensor.
 
@@ -78,7 +82,7 @@ class PlainOptimizer(RankState):
     """ZeRO 0 in fp32: torch's optimizer on the weights themselves.
 
     It numbers its parameters through its groups: first those that decay, in the model's order, then the
-    others (:func:`megatron.optimizers.weight_decay_groups`).
+    others; or, where groups differ in more than that, as they say (:mod:`megatron.optimizers.param_groups`).
 
     Args:
         path: the rank's file.
@@ -90,7 +94,9 @@ class PlainOptimizer(RankState):
         self._weights = weights
         self.facts = facts
         self.shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-        names = sorted(weights, key=lambda name: not decays(name, weights[name].shape))
+        names = [
+            name for group in facts["optimizer"]["param_groups"] for name in group.get(_NAMES, ())
+        ] or sorted(weights, key=lambda name: not decays(name, weights[name].shape))
         states = facts["optimizer"]["state"]
         self._states = {name: states.get(number, {}) for number, name in enumerate(names)}
         self.moments, self.optimizer_steps = _kinds(self._states.values())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +18,11 @@ from megatron.checkpointing.universal_files import open_store
 from megatron.checkpointing.universal_pieces import Part, PartReader, require_same_model
 from megatron.errors import CheckpointError
 from megatron.neox_arguments.sections import ModelArgs
-from megatron.runtime.partitioned import gathered, whole_shape
+from megatron.runtime.partitioned import gathered, is_partitioned, whole_shape
 from megatron.runtime.stock_deepspeed import Engine
 from megatron.runtime.world import World
 
+T = TypeVar("T")
 _Source = Callable[[str], Tensor]
 
 
@@ -33,6 +36,7 @@ def load_weights(
     vocab_size: int | None = None,
     engine: Engine | None = None,
     world: World | None = None,
+    without: Collection[str] = (),
 ) -> None:
     """Copy the checkpoint's weights into ``module``, whatever precision either has.
 
@@ -51,46 +55,76 @@ def load_weights(
         engine: DeepSpeed's engine where it exists already: it keeps an fp32 copy of the weights and
             would bring the old ones back at its first step.
         world: given, all ranks call this and raise the same error.
+        without: parameters that stay as they are, and that the checkpoint does not have.
 
     Raises:
         CheckpointError: the files cannot be read or hold another model.
     """
-    opened: list[_Source] = []
-
-    def look() -> None:
-        opened.append(_open(module, info, model, model_rank, model_parallel_size, vocab_size))
-
-    if world is None:
-        look()
+    layers = [
+        {name: tensor for name, tensor in tensors.items() if name not in without}
+        for tensors in layers_of(module).values()
+    ]
+    shapes = {name: whole_shape(tensor) for tensors in layers for name, tensor in tensors.items()}
+    weight = _alike(
+        world,
+        lambda: _open(module, shapes, info, model, model_rank, model_parallel_size, vocab_size),
+    )
+    if any(is_partitioned(parameter) for parameter in module.parameters()):
+        for tensors in layers:
+            # Before the gathering: a rank that cannot read would leave the others waiting at its end.
+            found = _alike(world, partial(_read, weight, tensors))
+            parameters = [tensor for tensor in tensors.values() if isinstance(tensor, nn.Parameter)]
+            with gathered(parameters, changes=True):
+                _fill(tensors, found.__getitem__)
     else:
-        together(world, look)
-    weight = opened[0]
-    for tensors in layers_of(module).values():
-        parameters = [tensor for tensor in tensors.values() if isinstance(tensor, nn.Parameter)]
-        with torch.no_grad(), gathered(parameters, changes=True):
-            for name, target in tensors.items():
-                target.copy_(weight(name))
+        # At once: stages of a pipeline have different layers.
+        _alike(world, partial(_fill_all, layers, weight))
     if engine is not None:
         refresh_master_weights(engine)
 
 
+def _alike(world: World | None, action: Callable[[], T]) -> T:
+    """What ``action`` returns here; with a world, an error on any rank is raised on all."""
+    if world is None:
+        return action()
+    done: list[T] = []
+    together(world, lambda: done.append(action()))
+    return done[0]
+
+
+def _fill_all(layers: Iterable[Mapping[str, Tensor]], weight: _Source) -> None:
+    for tensors in layers:
+        _fill(tensors, weight)
+
+
+def _fill(tensors: Mapping[str, Tensor], weight: _Source) -> None:
+    with torch.no_grad():
+        for name, target in tensors.items():
+            target.copy_(weight(name))
+
+
+def _read(weight: _Source, names: Iterable[str]) -> dict[str, Tensor]:
+    return {name: weight(name) for name in names}
+
+
 def _open(
     module: nn.Module,
+    expected: Mapping[str, torch.Size],
     info: CheckpointInfo,
     model: ModelArgs | None,
     rank: int,
     size: int,
     vocab_size: int | None,
 ) -> _Source:
-    """What gives the weights of ``module`` by name: they are there, and of the right shapes."""
+    """What gives the ``expected`` weights by name: they are there, and of the right shapes."""
     manifest = info.manifest
     is_ours = manifest is not None and manifest.whole is None
     if model is None or (is_ours and len(weight_shards(info.path)) == size):
         weights = read_weights(info, model_rank=rank, model_parallel_size=size)
-        _compare(info, weights, module)
+        _compare(info, weights, module, expected)
         return weights.__getitem__
     store = open_store(info, with_optimizer=False, model=model, vocab_size=vocab_size)
-    shapes = {name: tuple(shape) for name, shape in _shapes(module).items()}
+    shapes = {name: tuple(shape) for name, shape in expected.items()}
     require_same_model(info, store, model, module, shapes, size)
     reader = PartReader(store, model)
     return lambda name: reader.read(VALUE, Part(name, shapes[name], rank, size))
@@ -105,7 +139,7 @@ def check_weights_fit(
         CheckpointError: the files cannot be read or hold another model.
     """
     weights = read_weights(info, model_parallel_size=model_parallel_size)
-    _compare(info, weights, module)
+    _compare(info, weights, module, _shapes(module))
 
 
 def refresh_master_weights(engine: Engine) -> None:
@@ -144,8 +178,12 @@ def _shapes(module: nn.Module) -> dict[str, torch.Size]:
     }
 
 
-def _compare(info: CheckpointInfo, weights: Mapping[str, Tensor], module: nn.Module) -> None:
-    expected = _shapes(module)
+def _compare(
+    info: CheckpointInfo,
+    weights: Mapping[str, Tensor],
+    module: nn.Module,
+    expected: Mapping[str, torch.Size],
+) -> None:
     # A stage of a pipeline knows which names belong to the others.
     is_elsewhere = getattr(module, "is_elsewhere", lambda _: False)
     missing = [name for name in expected if name not in weights]

@@ -12,13 +12,17 @@ from pathlib import Path
 
 from torch import Tensor
 
+from megatron.checkpointing.universal import VALUE, Shape, split_name
+from megatron.checkpointing.universal_files import open_store
+from megatron.checkpointing.universal_pieces import Part, PartReader, whole_shapes
 from megatron.conversion.foreign_weights import ForeignWeights
 from megatron.conversion.hf_folder import CONFIG_NAME
-from megatron.conversion.our_checkpoint import Origin, WholeWeights, find_origin
+from megatron.conversion.our_checkpoint import Origin, find_origin
 from megatron.conversion.parameters import Parameter, parameters_of
-from megatron.conversion.raw_llama import PARAMS_NAME, raw_llama_source
-from megatron.conversion.sources import PRECISIONS, hf_source
+from megatron.conversion.raw_folder import PARAMS_NAME
+from megatron.conversion.sources import PRECISIONS, hf_source, raw_source
 from megatron.errors import CheckpointError
+from megatron.model import layout
 from megatron.neox_arguments import NeoXArgs
 
 
@@ -69,13 +73,35 @@ def open_model(
     if (path / CONFIG_NAME).exists() or (path / PARAMS_NAME).exists():
         return _foreign(path)
     origin = find_origin(path, iteration, config_files, any_kind=True)
-    weights = WholeWeights(origin.info, origin.model, origin.vocab_size or vocab_size)
-    return Model(origin.info.path, _form_of(origin), weights.parameters, weights.read)
+    return _ours(origin, origin.vocab_size or vocab_size)
+
+
+def _ours(origin: Origin, ids: int | None) -> Model:
+    """What lies in a checkpoint, whether or not it is a whole model of the configuration."""
+    model = origin.model
+    store = open_store(origin.info, with_optimizer=False, model=model, vocab_size=ids)
+    reader = PartReader(store, model)
+    parameters = [
+        _parameter(name, shape, ids) for name, shape in whole_shapes(store, model).items()
+    ]
+    return Model(
+        origin.info.path,
+        _form_of(origin),
+        sorted(parameters, key=lambda parameter: parameter.layer),
+        lambda parameter: reader.read(VALUE, Part(parameter.name, parameter.shape)),
+    )
+
+
+def _parameter(name: str, shape: Shape, ids: int | None) -> Parameter:
+    layer, inner = split_name(name)
+    if ids is not None and layout.has_vocabulary_rows(inner):
+        shape = (min(ids, shape[0]), *shape[1:])
+    return Parameter(int(layer.rpartition(".")[2]), inner, shape)
 
 
 def _foreign(folder: Path) -> Model:
     is_raw = not (folder / CONFIG_NAME).exists()
-    source = (raw_llama_source if is_raw else hf_source)(folder, None)
+    source = raw_source(folder, None) if is_raw else hf_source(folder, None)
     model = NeoXArgs.from_dict(source.keys).model
     weights = ForeignWeights(
         folder, source.tensors, source.family, model, source.vocab_size, source.dtype

@@ -1,20 +1,19 @@
-"""The command lines of the conversions in ``tools/ckpts``."""
+"""The command lines of ``tools/ckpts/convert_*.py``."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from megatron import logging as neox_logging
 from megatron.conversion.comparison import TOLERANCE
 from megatron.conversion.exporting import Wishes, export_checkpoint
 from megatron.conversion.families import FAMILIES
-from megatron.conversion.importing import Layout, import_folder
-from megatron.conversion.raw_llama import PARAMS_NAME, raw_llama_source
+from megatron.conversion.importing import Layout, import_folder, import_model
 from megatron.conversion.shards import bytes_in
+from megatron.conversion.sources import raw_source
 
 _TO_HF = """Turn a checkpoint into a folder that transformers loads: config, safetensors, tokenizer.
 
@@ -33,14 +32,14 @@ example:
   python tools/ckpts/convert_hf_to_neox.py --input_dir hf/mine --output_dir checkpoints/from_hf
   ./deepy.py generate.py checkpoints/from_hf/model.yml configs/text_generation.yml
 """
-_FROM_RAW = """Turn Llama's published files, params.json and consolidated.*.pth, into a checkpoint.
+_FROM_RAW = """Turn Llama's or Mistral's own files (params.json, consolidated.*.pth) into a checkpoint.
 
-Releases 1 to 3.3, of any number of files. At the end the logits are compared with a plain computation on the
-published weights; if they differ nothing is left behind.
+All of Llama 1 to 3.3 and Mistral 7B, from any number of files; the result is loaded by any number of ranks.
+At the end the logits are compared with those that the files give as they lie there; if they differ nothing
+is left behind.
 
 example:
-  python tools/ckpts/convert_raw_llama_weights_to_neox.py --input_dir llama --model_size 7B \\
-    --output_dir checkpoints/llama-7B --num_output_shards 2
+  python tools/ckpts/convert_raw_llama_weights_to_neox.py --input_dir llama --model_size 7B --output_dir mine
 """
 _DTYPES = ("auto", "fp32", "bf16", "fp16")
 
@@ -94,18 +93,10 @@ def neox_to_hf(argv: Sequence[str] | None = None) -> None:
 def hf_to_neox(argv: Sequence[str] | None = None) -> None:
     """From a folder of Hugging Face's to a checkpoint."""
     parser = _parser(_FROM_HF)
-    add = parser.add_argument
     _add_folders(
         parser, "with config.json, safetensors and tokenizer, as save_pretrained writes it"
     )
-    add("--tp", type=int, default=1, metavar="N", help="ranks that share each weight; default: 1")
-    add(
-        "--pp",
-        type=int,
-        default=0,
-        metavar="N",
-        help="stages of a pipeline; default: 0, which is no pipeline",
-    )
+    _add_layout(parser)
     _add_common(parser)
     parsed = parser.parse_args(argv)
     neox_logging.configure(rank=0)
@@ -120,48 +111,48 @@ def hf_to_neox(argv: Sequence[str] | None = None) -> None:
 
 
 def raw_llama_to_neox(argv: Sequence[str] | None = None) -> None:
-    """From Llama's published files to a checkpoint."""
+    """From Llama's own files to a checkpoint."""
     parser = _parser(_FROM_RAW)
     add = parser.add_argument
-    _add_folders(parser, "with params.json, or with a folder of the name --model_size that has it")
-    add("--model_size", "--model-size", metavar="NAME", help="such as 7B: a folder in --input_dir")
-    add(
-        "--num_output_shards",
-        "--num-output-shards",
-        type=int,
-        default=1,
-        metavar="N",
-        help="ranks that share each weight; default: 1",
-    )
+    _add_folders(parser, "with params.json; or, with --model_size, the folder above it")
+    add("--model_size", "--model-size", metavar="NAME", help="folder in input_dir, such as 7B")
+    _add_layout(parser, "--num_output_shards", "--num-output-shards")
     add(
         "--pipeline_parallel",
         "--pipeline-parallel",
-        type=int,
-        nargs="?",
+        action="store_const",
         const=1,
-        default=0,
+        dest="pp",
+        help="a file a layer, as a pipeline writes them: --pp 1",
+    )
+    _add_common(parser)
+    add(
+        "--max_position_embeddings",
+        type=int,
         metavar="N",
-        help="a file for each layer, as N stages of a pipeline (1 without a number) write them",
+        help="positions of the model; default: those of the release that it looks like",
     )
     add(
         "--rope_scaling_factor",
-        "--rope-scaling-factor",
         type=float,
         metavar="X",
-        help="of use_scaled_rope; default: that of the published model of this width",
+        help="by which rotations are stretched (Llama 3.1 on); default: its release's",
     )
-    _add_common(parser)
     parsed = parser.parse_args(argv)
     neox_logging.configure(rank=0)
-    root = Path(parsed.input_dir)
-    has_one = parsed.model_size is None or (root / PARAMS_NAME).exists()
-    done = import_folder(
-        root if has_one else root / parsed.model_size,
+    parent = Path(parsed.input_dir)
+    source = raw_source(
+        parent / (parsed.model_size or ""),
+        None if parsed.dtype == "auto" else parsed.dtype,
+        parent=parent,
+        max_position_embeddings=parsed.max_position_embeddings,
+        rope_scaling_factor=parsed.rope_scaling_factor,
+    )
+    done = import_model(
+        source,
         parsed.output_dir,
-        layout=Layout(parsed.num_output_shards, parsed.pipeline_parallel),
-        dtype=None if parsed.dtype == "auto" else parsed.dtype,
+        layout=Layout(parsed.tp, parsed.pp),
         tolerance=parsed.tolerance,
-        read=partial(raw_llama_source, scaling_factor=parsed.rope_scaling_factor),
     )
     sys.stdout.write(f"{done.text()}\n")
 
@@ -177,6 +168,25 @@ def _add_folders(parser: argparse.ArgumentParser, source: str) -> None:
         parser.add_argument(
             f"--{name}_dir", f"--{name}-dir", required=True, metavar="FOLDER", help=help_text
         )
+
+
+def _add_layout(parser: argparse.ArgumentParser, *more_names: str) -> None:
+    add = parser.add_argument
+    add(
+        "--tp",
+        *more_names,
+        type=int,
+        default=1,
+        metavar="N",
+        help="ranks that share each weight; default: 1",
+    )
+    add(
+        "--pp",
+        type=int,
+        default=0,
+        metavar="N",
+        help="stages of a pipeline; default: 0, which is no pipeline",
+    )
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:

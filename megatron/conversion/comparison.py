@@ -1,7 +1,8 @@
 """Whether two forms of a model compute the same: logits of random tokens, in fp32 on the CPU.
 
-Ours are computed a layer at a time, from the files of the checkpoint; theirs by transformers, from the
-folder, so that whatever a conversion can get wrong shows: names, rows, fields of ``config.json``.
+Ours are computed a layer at a time, from the files of the checkpoint; theirs by other code than the
+conversion's, from the folder as it is (transformers, for one of Hugging Face's), so that whatever a
+conversion can get wrong shows: names, rows, fields of ``config.json``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -29,20 +31,33 @@ _TEXTS, _TOKENS = 2, 64
 
 
 @dataclass(frozen=True)
+class Reference:
+    """Whose logits count.
+
+    Attributes:
+        name: in the possessive.
+        logits: gives those [b, s, v] of tokens [b, s], in fp32; None where the package is missing.
+    """
+
+    name: str
+    logits: Callable[[Tensor], Tensor] | None
+
+
+@dataclass(frozen=True)
 class Comparison:
     """How far two models' logits are apart.
 
     Attributes:
+        of: whose logits ours were compared with.
         difference: the largest; None where it was not measured.
         largest: the largest logit.
         tokens: how many were read.
-        whose: who computed the others.
     """
 
+    of: str
     difference: float | None
     largest: float = 0.0
     tokens: int = 0
-    whose: str = "transformers'"
 
     def text(self) -> str:
         """For people, in a line."""
@@ -52,52 +67,35 @@ class Comparison:
                 "seen yet that both compute the same"
             )
         return (
-            f"logits of {self.tokens} random tokens differ from {self.whose} by {self.difference:.1e} at "
+            f"logits of {self.tokens} random tokens differ from {self.of} by {self.difference:.1e} at "
             f"most, in fp32 (the largest is {self.largest:.3g})"
         )
-
-
-@dataclass(frozen=True)
-class Reference:
-    """What computes the logits of the other form.
-
-    Attributes:
-        whose: for messages, in the genitive.
-        logits: of tokens [b, s], with weights rounded to a type: [b, s, v] in fp32.
-    """
-
-    whose: str
-    logits: Callable[[Tensor, torch.dtype], Tensor]
 
 
 def compare(
     model: ModelArgs,
     vocab_size: int,
     read: Callable[[Parameter], Tensor],
-    folder: Path,
+    reference: Reference,
     *,
     dtype: torch.dtype,
     tolerance: float = TOLERANCE,
-    reference: Reference | None = None,
 ) -> Comparison:
-    """Compare a model of ours with the one in ``folder``.
+    """Compare a model of ours with ``reference``.
 
     Args:
         model: the model's section of the configuration.
         vocab_size: ids that are compared.
         read: gives our parameters, their vocabulary cut to ``vocab_size``.
-        folder: as transformers reads it.
-        dtype: in which the new files are: both models' weights are rounded to it.
+        reference: the same model, its weights rounded to ``dtype``.
+        dtype: in which the new files are.
         tolerance: how far logits may be apart.
-        reference: None for transformers.
 
     Raises:
         CheckpointError: they are further apart.
     """
-    if reference is None:
-        if importlib.util.find_spec("transformers") is None:
-            return Comparison(None)
-        reference = Reference("transformers'", lambda *given: _reference(folder, *given))
+    if reference.logits is None:
+        return Comparison(reference.name, None)
     length = min(_TOKENS, model.max_position_embeddings)
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(0, vocab_size, (_TEXTS, length), generator=generator)
@@ -106,14 +104,14 @@ def compare(
         return read(parameter).to(dtype)
 
     ours = logits_of(model, vocab_size, rounded, tokens)
-    theirs = reference.logits(tokens, dtype)[..., :vocab_size]
+    theirs = reference.logits(tokens)[..., :vocab_size]
     difference = (ours - theirs).abs().max().item()
-    found = Comparison(difference, theirs.abs().max().item(), tokens.numel(), reference.whose)
+    found = Comparison(reference.name, difference, theirs.abs().max().item(), tokens.numel())
     if not difference <= tolerance:  # nor may it be no number
         raise CheckpointError(
             f"the two models do not compute the same\n  found: {found.text()}\n"
             f"  expected: {tolerance:g} at most\n"
-            "  to do: nothing was written; look for what configuration and weights do not agree on"
+            "  to do: nothing was written; look for what config.json and the weights do not agree on"
         )
     return found
 
@@ -142,8 +140,15 @@ def logits_of(
     return x
 
 
+def transformers_reference(folder: Path, dtype: torch.dtype) -> Reference:
+    """What transformers computes from ``folder``, with weights rounded to ``dtype``."""
+    there = importlib.util.find_spec("transformers") is not None
+    compute = partial(_by_transformers, folder, dtype=dtype)
+    return Reference("transformers'", compute if there else None)
+
+
 @torch.no_grad()
-def _reference(folder: Path, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+def _by_transformers(folder: Path, tokens: Tensor, dtype: torch.dtype) -> Tensor:
     transformers = importlib.import_module("transformers")
     in_fp32 = "dtype" if int(transformers.__version__.split(".")[0]) >= 5 else "torch_dtype"
     progress = transformers.utils.logging.is_progress_bar_enabled()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron.conversion.comparison import TOLERANCE, Comparison, compare
+from megatron.conversion.comparison import TOLERANCE, Comparison, compare, transformers_reference
 from megatron.conversion.expressible import family_of
 from megatron.conversion.families import Family
 from megatron.conversion.hf_folder import CONFIG_NAME, json_bytes
@@ -126,7 +126,7 @@ def export_checkpoint(
             origin.model,
             weights.vocab_size,
             weights.read,
-            folder,
+            transformers_reference(folder, dtype),
             dtype=dtype,
             tolerance=wishes.tolerance,
         )

@@ -43,7 +43,6 @@ class Family:
         fields: of ``config.json``.
         leftovers: tensors, by the end of their names, that old files carry and nobody needs.
         other_names: what some releases call a module, and its name in ``places``.
-        config_name: the file with its fields.
     """
 
     name: str
@@ -52,7 +51,6 @@ class Family:
     fields: tuple[Field, ...]
     leftovers: tuple[str, ...] = ("rotary_emb.inv_freq",)
     other_names: Mapping[str, str] = field(default_factory=dict)
-    config_name: str = "config.json"
 
     def write(self, model: ModelArgs) -> dict[str, object]:
         """The fields of ``config.json`` that say what ``model`` is.

@@ -1,7 +1,8 @@
-"""The tensors of another program's folder, as the parameters of a model of ours."""
+"""The tensors of another project's folder, as the parameters of a model of ours."""
 
 from __future__ import annotations
 
+from collections.abc import Set
 from pathlib import Path
 from typing import Protocol
 
@@ -16,24 +17,22 @@ from megatron.neox_arguments.sections import ModelArgs
 
 
 class Tensors(Protocol):
-    """The tensors of a folder, read one at a time.
+    """The tensors of a whole model, read one at a time.
 
     Attributes:
-        names: of all tensors.
+        names: of all.
         dtype: of one that stands for all.
     """
 
     @property
-    def names(self) -> frozenset[str]: ...
+    def names(self) -> Set[str]: ...
     @property
     def dtype(self) -> torch.dtype: ...
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Of a whole tensor, without reading it."""
-        ...
+    def shape(self, name: str) -> tuple[int, ...]: ...
 
     def read(self, name: str) -> Tensor:
-        """A whole tensor on the CPU."""
+        """A tensor on the CPU."""
         ...
 
 
@@ -44,12 +43,12 @@ class ForeignWeights:
         folder: of the model, for messages.
         tensors: that it holds.
         family: its row of the table.
-        model: what the folder's configuration says, as a section of our configuration.
+        model: what their configuration says, as a section of ours.
         vocab_size: ids of the model.
         dtype: in which tensors are wanted.
 
     Raises:
-        CheckpointError: the files hold other tensors than the configuration describes.
+        CheckpointError: the files hold other tensors than their configuration describes.
     """
 
     def __init__(
@@ -103,8 +102,8 @@ class ForeignWeights:
         ]
         if wrong:
             raise CheckpointError(
-                f"{self._folder} does not hold the {family.architecture} that its {family.config_name} "
-                f"describes\n  found:\n{listed(wrong)}"
+                f"{self._folder} does not hold the {family.architecture} that its configuration describes\n"
+                f"  found:\n{listed(wrong)}"
             )
 
     def _heads_of_tied_models(self, family: Family) -> tuple[str, ...]:

@@ -21,17 +21,8 @@ SINGLE_FILE = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 
 
-_EXPECTED = (
-    f"a folder as transformers' save_pretrained writes it, with {CONFIG_NAME} and {SINGLE_FILE}"
-)
-
-
-def read_json(path: Path, expected: str = _EXPECTED) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """A JSON object.
-
-    Args:
-        path: of the file.
-        expected: where it is missing, what should have been there.
 
     Raises:
         CheckpointError: there is none.
@@ -39,7 +30,10 @@ def read_json(path: Path, expected: str = _EXPECTED) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError as error:
-        raise CheckpointError(f"{path} is missing\n  expected: {expected}") from error
+        raise CheckpointError(
+            f"{path} is missing\n  expected: a folder as transformers' save_pretrained writes it, with "
+            f"{CONFIG_NAME} and {SINGLE_FILE}"
+        ) from error
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):

@@ -1,4 +1,4 @@
-"""From another program's folder to a checkpoint of ours, in any layout of ranks, and its configuration.
+"""From another project's folder to a checkpoint of ours, in any layout of ranks, and its configuration.
 
 ::
 
@@ -11,12 +11,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from megatron.checkpointing.find import CheckpointInfo
 from megatron.checkpointing.manifest import Manifest
@@ -25,12 +22,12 @@ from megatron.conversion.comparison import TOLERANCE, Comparison, compare
 from megatron.conversion.families import Family
 from megatron.conversion.foreign_weights import ForeignWeights
 from megatron.conversion.new_checkpoint import RUN_FILE, NewModel, write_checkpoint
-from megatron.conversion.our_checkpoint import DTYPES, WholeWeights
+from megatron.conversion.our_checkpoint import WholeWeights
 from megatron.conversion.output_folder import removed_on_failure, require_free
 from megatron.conversion.parameters import parameters_of
 from megatron.conversion.run_file import run_file, vocabulary_multiple
 from megatron.conversion.sources import PRECISIONS, Source, hf_source
-from megatron.conversion.tokenizer_files import copy_tokenizer, tokenizer_of
+from megatron.conversion.tokenizer_files import copy_tokenizer, has_list_of_tokens, tokenizer_of
 from megatron.neox_arguments import NeoXArgs
 from megatron.runtime.durable import write_file
 from megatron.tokenizer import padded_vocab_size
@@ -97,32 +94,48 @@ def import_folder(
     layout: Layout | None = None,
     dtype: str | None = None,
     tolerance: float = TOLERANCE,
-    read: Callable[[Path, torch.dtype | None], Source] = hf_source,
 ) -> Import:
-    """Write the model of another program's folder as a checkpoint, and the configuration for it.
-
-    All is there whole, compared with the folder, or not at all. A layer is in memory at a time or, in the
-    plain form, what one rank holds; for the comparison, the model in fp32.
+    """The model of a folder of Hugging Face's: see :func:`import_model`.
 
     Args:
-        source: a folder; by default with ``config.json``, safetensors and, if there is one, the
-            tokenizer's files.
-        target: a folder that does not exist yet, or is empty.
-        layout: of the files.
+        source: with ``config.json``, safetensors and, if there is one, the tokenizer's files.
+        target, layout, tolerance: see there.
         dtype: of the files, a key of :data:`~megatron.conversion.our_checkpoint.DTYPES`; None keeps the
             folder's.
-        tolerance: how far logits may be apart.
-        read: says what the folder holds.
 
     Raises:
-        CheckpointError: the folder is not whole, or we have no words for its model, or the target is taken,
+        CheckpointError, ConfigError: see there.
+    """
+    require_free(Path(target).absolute(), "output_dir")
+    return import_model(hf_source(Path(source), dtype), target, layout=layout, tolerance=tolerance)
+
+
+def import_model(
+    found: Source,
+    target: str | Path,
+    *,
+    layout: Layout | None = None,
+    tolerance: float = TOLERANCE,
+) -> Import:
+    """Write a model as a checkpoint, and the configuration for it.
+
+    All is there whole, compared with the files that it was read from, or not at all. A layer is in memory
+    at a time or, in the plain form, what one rank holds; for the comparison, the model in fp32.
+
+    Args:
+        found: the model.
+        target: a folder that does not exist yet, or is empty.
+        layout: of the files.
+        tolerance: how far logits may be apart.
+
+    Raises:
+        CheckpointError: the source is not whole, or we have no words for its model, or the target is taken,
             or the two do not compute the same.
         ConfigError: the layout does not fit the model.
     """
     started = time.perf_counter()
     root = Path(target)
     require_free(root.absolute(), "output_dir")
-    found = read(Path(source), None if dtype is None else DTYPES[dtype])
     place = Place(root.absolute(), 0)
     with removed_on_failure(root, root):
         root.mkdir(parents=True, exist_ok=True)
@@ -160,11 +173,9 @@ class _Plan:
 
 def _plan(found: Source, root: Path, ranks: Layout) -> _Plan:
     """The configuration that goes with the model. Copies the tokenizer, which is part of it."""
-    theirs = found.tokenizer_folder
-    copied = {} if theirs is None else copy_tokenizer(theirs, root / _TOKENIZER_FOLDER)
     tokenizer = {
         key: value if key == "tokenizer_type" else str(root / _TOKENIZER_FOLDER / value)
-        for key, value in copied.items()
+        for key, value in copy_tokenizer(found.tokenizer_folders, root / _TOKENIZER_FOLDER).items()
     }
     keys: dict[str, Any] = {
         **found.keys,
@@ -186,9 +197,14 @@ def _plan(found: Source, root: Path, ranks: Layout) -> _Plan:
 
 def _notes(found: Source, tokenizer: dict[str, str], text_ids: int) -> tuple[str, ...]:
     if not tokenizer:
-        return (
-            f"no tokenizer lies in {found.folder}: {RUN_FILE} needs tokenizer_type, vocab_file",
+        lists = [folder for folder in found.tokenizer_folders if has_list_of_tokens(folder)]
+        why = (
+            f"the tokenizer.model in {lists[0]} is a list of tokens for tiktoken, as Llama 3's: take the "
+            "tokenizer.json of the same model"
+            if lists
+            else f"no tokenizer lies in {found.folder}"
         )
+        return (f"{why}; {RUN_FILE} needs tokenizer_type, vocab_file",)
     if text_ids > found.vocab_size:
         return (f"the tokenizer has {text_ids} ids, of which the model knows {found.vocab_size}",)
     return ()
@@ -213,8 +229,7 @@ def _compare(
         args.model,
         found.vocab_size,
         weights.read,
-        found.folder,
+        found.reference,
         dtype=found.dtype,
         tolerance=tolerance,
-        reference=found.reference,
     )

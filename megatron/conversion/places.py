@@ -2,7 +2,7 @@
 
 How rows lie in our tensors, :mod:`megatron.model.layout` knows; how they lie in theirs is what the kinds
 of place here say. ``{}`` in a name stands for the number of the layer. Linear weights are [out, in] on
-both sides, rotary halves lie as they do here, so nothing but rows is ever moved.
+both sides, so nothing but rows is ever moved.
 """
 
 from __future__ import annotations
@@ -71,6 +71,29 @@ class Projections:
     def join(self, model: ModelArgs, pieces: Sequence[Tensor]) -> Tensor:
         query, key, value = pieces
         return layout.join_query_key_value(model, query, key, value)
+
+
+@dataclass(frozen=True)
+class InterleavedProjections(Projections):
+    """The same for rotations of neighbours: features 0 and 1 of a head turn together; here 0 and d/2 do."""
+
+    def split(self, model: ModelArgs, whole: Tensor) -> Sequence[Tensor]:
+        query, key, value = super().split(model, whole)
+        return _to_neighbours(model, query), _to_neighbours(model, key), value
+
+    def join(self, model: ModelArgs, pieces: Sequence[Tensor]) -> Tensor:
+        query, key, value = pieces
+        return super().join(model, (_to_halves(model, query), _to_halves(model, key), value))
+
+
+def _to_halves(model: ModelArgs, rows: Tensor) -> Tensor:
+    heads = rows.view(-1, model.head_width // 2, 2, *rows.shape[1:])
+    return heads.transpose(1, 2).flatten(0, 2)
+
+
+def _to_neighbours(model: ModelArgs, rows: Tensor) -> Tensor:
+    heads = rows.view(-1, 2, model.head_width // 2, *rows.shape[1:])
+    return heads.transpose(1, 2).flatten(0, 2)
 
 
 @dataclass(frozen=True)

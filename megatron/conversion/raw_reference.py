@@ -1,120 +1,118 @@
-"""Llama as a plain computation on its published weights: what a converted model has to agree with.
+"""The logits of raw Llama files, computed from them as they lie there: what an import is compared with.
 
-Nothing here is shared with the model or the conversion. Rotations turn the pairs (2 i, 2 i + 1) of a head,
-the order in which the published rows of queries and keys lie.
-
-Shapes: b texts, s tokens, n query heads, k key/value heads, d features of a head, h of the model.
+Every file computes its part, as the rank did that it was written by, and the parts are summed or put side by
+side; rotations turn neighbouring numbers of a head, as complex ones. So nothing that an import does, putting
+files together and bringing rows into another order, is done here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+from torch.nn import functional as F
 
-
-@dataclass(frozen=True)
-class Scaling:
-    """How Llama 3.1 stretches its rotations for texts that are longer than those of its training.
-
-    Attributes:
-        factor: by which waves get longer that are longer than ``positions / low``.
-        low, high: between ``positions / high`` and there, the factor comes in gradually.
-        positions: tokens of the earlier training.
-    """
-
-    factor: float
-    low: float = 1.0
-    high: float = 4.0
-    positions: int = 8192
+from megatron.neox_arguments.sections import ModelArgs
 
 
 @dataclass(frozen=True)
 class RawModel:
-    """A model in numbers: ``params.json``'s, and a place to read its weights from.
+    """Attributes: the ``files``' tensors, the ``model`` that they are of, the ``dtype`` to round to."""
 
-    Attributes:
-        layers: of them.
-        heads, kv_heads: of queries; of keys and values.
-        epsilon: of the norms.
-        base: of the rotations.
-        scaling: of the rotations, if there is any.
-        is_tied: the embedding is the output too.
-    """
+    files: Sequence[Mapping[str, Any]]
+    model: ModelArgs
+    dtype: torch.dtype
 
-    layers: int
-    heads: int
-    kv_heads: int
-    epsilon: float
-    base: float
-    scaling: Scaling | None
-    is_tied: bool
+    @torch.no_grad()
+    def logits(self, tokens: Tensor) -> Tensor:
+        """Logits [b, s, v] of ``tokens`` [b, s] in fp32, with one layer in memory at a time."""
+        x = self._embedded(tokens)
+        turns = _turns(self.model, tokens.size(1))
+        for number in range(self.model.num_layers):
+            layer = f"layers.{number}"
+            h = self._normed(x, f"{layer}.attention_norm.weight")
+            x = x + sum(self._attention(file, layer, h, turns) for file in self.files)
+            h = self._normed(x, f"{layer}.ffn_norm.weight")
+            x = x + sum(self._feed_forward(file, f"{layer}.feed_forward", h) for file in self.files)
+        x = self._normed(x, "norm.weight")
+        head = "output.weight" if "output.weight" in self.files[0] else "tok_embeddings.weight"
+        if head == "tok_embeddings.weight" and self._has_columns():
+            table = torch.cat([self._weight(file, head) for file in self.files], 1)
+            return x @ table.T
+        return torch.cat([x @ self._weight(file, head).T for file in self.files], -1)
 
+    def _weight(self, file: Mapping[str, Any], name: str) -> Tensor:
+        weight: Tensor = file[name].to(self.dtype).float()
+        return weight
 
-@torch.no_grad()
-def raw_logits(model: RawModel, weight: Callable[[str], Tensor], tokens: Tensor) -> Tensor:
-    """Logits [b, s, v] of ``tokens`` [b, s], a layer in memory at a time.
+    def _has_columns(self) -> bool:
+        columns: int = self.files[0]["tok_embeddings.weight"].size(1)
+        return columns < self.model.hidden_size
 
-    Args:
-        weight: gives a tensor, by its published name, in the type to compute in.
-    """
-    x = weight("tok_embeddings.weight")[tokens]
-    for number in range(model.layers):
-        name = f"layers.{number}"
-        normed = _norm(x, weight(f"{name}.attention_norm.weight"), model.epsilon)
-        x = x + _attention(model, weight, f"{name}.attention", normed)
-        normed = _norm(x, weight(f"{name}.ffn_norm.weight"), model.epsilon)
-        gate = functional.silu(normed @ weight(f"{name}.feed_forward.w1.weight").T)
-        value = normed @ weight(f"{name}.feed_forward.w3.weight").T
-        x = x + (gate * value) @ weight(f"{name}.feed_forward.w2.weight").T
-    x = _norm(x, weight("norm.weight"), model.epsilon)
-    return x @ weight("tok_embeddings.weight" if model.is_tied else "output.weight").T
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        tables = [self._weight(file, "tok_embeddings.weight") for file in self.files]
+        if self._has_columns():
+            return torch.cat([table[tokens] for table in tables], -1)
+        rows = tables[0].size(0)
+        x = torch.zeros(*tokens.shape, self.model.hidden_size)
+        for number, table in enumerate(tables):
+            here = tokens // rows == number
+            x[here] = table[tokens[here] - number * rows]
+        return x
 
+    def _normed(self, x: Tensor, name: str) -> Tensor:
+        size = x.pow(2).mean(-1, keepdim=True) + self.model.rms_norm_epsilon
+        return x * size.rsqrt() * self._weight(self.files[0], name)
 
-def _attention(model: RawModel, weight: Callable[[str], Tensor], name: str, x: Tensor) -> Tensor:
-    batch, length, _ = x.shape
-    query, key, value = (
-        (x @ weight(f"{name}.w{kind}.weight").T).view(batch, length, heads, -1)
-        for kind, heads in (("q", model.heads), ("k", model.kv_heads), ("v", model.kv_heads))
-    )
-    by_token = turns(model, length, query.size(-1))
-    query, key = _turned(query, by_token), _turned(key, by_token)
-    group = model.heads // model.kv_heads
-    key, value = (each.repeat_interleave(group, dim=2) for each in (key, value))
-    scores = torch.einsum("bqnd,bknd->bnqk", query, key) / math.sqrt(query.size(-1))
-    hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
-    shares = scores.masked_fill(hidden, -math.inf).softmax(-1)
-    seen = torch.einsum("bnqk,bknd->bqnd", shares, value).flatten(2)
-    return seen @ weight(f"{name}.wo.weight").T
+    def _attention(self, file: Mapping[str, Any], layer: str, h: Tensor, turns: Tensor) -> Tensor:
+        batch, length, _ = h.shape
+        width = self.model.head_width
+
+        def heads(name: str) -> Tensor:
+            rows = self._weight(file, f"{layer}.attention.{name}.weight")
+            return (h @ rows.T).view(batch, length, -1, width).transpose(1, 2)
+
+        query, key, value = (heads(name) for name in ("wq", "wk", "wv"))
+        each = query.size(1) // key.size(1)
+        key, value = (part.repeat_interleave(each, 1) for part in (_turned(key, turns), value))
+        scores = _turned(query, turns) @ key.transpose(2, 3) / math.sqrt(width)
+        back = torch.arange(length)[:, None] - torch.arange(length)
+        window = self.model.sliding_window_width or length
+        scores = scores.masked_fill((back < 0) | (back >= window), -math.inf)
+        mixed = (scores.softmax(-1) @ value).transpose(1, 2).reshape(batch, length, -1)
+        return mixed @ self._weight(file, f"{layer}.attention.wo.weight").T
+
+    def _feed_forward(self, file: Mapping[str, Any], name: str, h: Tensor) -> Tensor:
+        gate, down, value = (self._weight(file, f"{name}.w{n}.weight") for n in (1, 2, 3))
+        return (F.silu(h @ gate.T) * (h @ value.T)) @ down.T
 
 
 def _turned(x: Tensor, turns: Tensor) -> Tensor:
-    """``x`` [b, s, n, d], each pair of neighbours a complex number, times ``turns`` [s, d / 2]."""
-    pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
-    return torch.view_as_real(pairs * turns[:, None]).flatten(-2)
+    """``x`` [b, heads, s, d], each two neighbours turned as one complex number by ``turns`` [s, d/2]."""
+    pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2).contiguous())
+    return torch.view_as_real(pairs * turns).flatten(-2)
 
 
-def turns(model: RawModel, length: int, width: int) -> Tensor:
-    """How far each pair of features is turned at each token: [s, d / 2] numbers on the unit circle."""
-    speeds = [_scaled(model.base ** (-pair / width), model.scaling) for pair in range(0, width, 2)]
-    angles = torch.outer(torch.arange(length).double(), torch.tensor(speeds).double())
+def _turns(model: ModelArgs, length: int) -> Tensor:
+    """Complex numbers [s, d/2] of length 1."""
+    frequencies = [
+        _slowed(model, model.rotary_emb_base ** (-pair / model.head_width))
+        for pair in range(0, model.head_width, 2)
+    ]
+    angles = torch.outer(torch.arange(length), torch.tensor(frequencies, dtype=torch.float64))
     return torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
 
 
-def _scaled(speed: float, scaling: Scaling | None) -> float:
-    """Radians a token."""
-    if scaling is None:
-        return speed
-    waves = (
-        scaling.positions * speed / (2 * math.pi)
-    )  # that fit into a text of the earlier training
-    kept = min(1.0, max(0.0, (waves - scaling.low) / (scaling.high - scaling.low)))
-    return kept * speed + (1 - kept) * speed / scaling.factor
-
-
-def _norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    return x * (x.square().mean(-1, keepdim=True) + epsilon).rsqrt() * weight
+def _slowed(model: ModelArgs, frequency: float) -> float:
+    """Llama 3.1's rule: slow pairs are slowed by the factor, fast ones kept, those between in between."""
+    if model.rotary_scaling != "llama3":
+        return frequency
+    assert model.rotary_original_positions is not None  # of this kind of scaling
+    turns = model.rotary_original_positions * frequency / (2 * math.pi)
+    low, high = model.rotary_low_freq_factor, model.rotary_high_freq_factor
+    kept = min(1.0, max(0.0, (turns - low) / (high - low)))
+    return kept * frequency + (1 - kept) * frequency / model.rotary_scaling_factor

@@ -6,7 +6,9 @@ files travel as they are. Else the few that transformers needs are made.
 
 from __future__ import annotations
 
+import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -114,26 +116,36 @@ def _ids(folder: Path, tokenizer: Tokenizer) -> TokenIds:
     return TokenIds(_bos(tokenizer), tokenizer.eod, tokenizer.pad)
 
 
-def copy_tokenizer(source: Path, target: Path) -> dict[str, str]:
-    """Copy the tokenizer files of a Hugging Face folder.
+def copy_tokenizer(sources: Sequence[Path], target: Path) -> dict[str, str]:
+    """Copy the files of a tokenizer.
 
     Args:
-        source: of the model.
+        sources: folders in which it may lie; the first that has one counts.
         target: made when there are any.
 
     Returns:
         The keys of ours that name the copies; none where there is nothing that we can read.
     """
-    found = [name for name in _THEIRS if (source / name).exists()]
-    if not found:
+    in_each = {source: [name for name in _THEIRS if (source / name).exists()] for source in sources}
+    source, found = next(((place, names) for place, names in in_each.items() if names), (None, []))
+    if source is None:
         return {}
     target.mkdir(parents=True)
     for name in found:
         shutil.copyfile(source / name, target / name)
     if _JSON in found:
         return {"tokenizer_type": "HFTokenizer", "vocab_file": _JSON}
-    if _MODEL in found:
+    if _MODEL in found and not has_list_of_tokens(source):
         return {"tokenizer_type": "SPMTokenizer", "vocab_file": _MODEL}
     if _VOCAB in found and _MERGES in found:
         return {"tokenizer_type": "HFGPT2Tokenizer", "vocab_file": _VOCAB, "merge_file": _MERGES}
     return {}
+
+
+def has_list_of_tokens(folder: Path) -> bool:
+    """Whether its ``tokenizer.model`` is like Llama 3's: a line for each token in base64, for tiktoken."""
+    path = folder / _MODEL
+    if not path.exists():
+        return False
+    with path.open("rb") as file:
+        return re.fullmatch(rb"[A-Za-z0-9+/]+=* \d+\s*", file.readline(200)) is not None

@@ -37,6 +37,8 @@ def _missing_files(args: NeoXArgs) -> Iterator[tuple[str, str]]:
     tokenizer = args.tokenizer
     named = {"vocab_file": tokenizer.vocab_file, "merge_file": tokenizer.merge_file}
     named["hostfile"] = args.launch.hostfile
+    if args.mup.use_mup and not args.mup.save_base_shapes:
+        named["base_shapes_file"] = args.mup.base_shapes_file
     for key, path in named.items():
         if path is not None and not Path(path).exists():
             yield path, f"{key}: no such file: {Path(path).absolute()}"

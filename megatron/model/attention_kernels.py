@@ -29,12 +29,14 @@ class Scores:
     Attributes:
         window: tokens back that a query sees, itself included; None for all.
         slopes: n, by how much the scores of each head fall with each token of distance; None for not.
+        scale: what products of queries and keys are multiplied by; None: 1 / sqrt(d).
         by_distance: [n, D], what is added to each head's scores of keys 0 ... D - 1 tokens back; None for
             nothing. D is at least the number of keys. Gradients flow into it.
     """
 
     window: int | None = None
     slopes: tuple[float, ...] | None = None
+    scale: float | None = None
     by_distance: Tensor | None = None
 
     @property
@@ -114,7 +116,7 @@ def attend_causally(
     """Softmax attention of whole sequences to themselves: [b, n, s, d], [b, k, s, d] -> [b, n, s, d]."""
     length, window = query.size(2), scores.window
     if scores.are_plain and (window is None or window >= length):
-        return attend(query, key, value, causal=True, dropout=dropout)
+        return attend(query, key, value, causal=True, dropout=dropout, scale=scores.scale)
     found = []
     for start, block in zip(
         range(0, length, _BLOCK), torch.split(query, _BLOCK, dim=2), strict=True
@@ -139,7 +141,7 @@ def _block(
 ) -> Tensor:
     """Queries from ``start`` on look at keys from ``first`` on."""
     mask = scores.mask_of_block(start, query.size(2), first, key.size(2), query)
-    return attend(query, key, value, mask=mask, dropout=dropout)
+    return attend(query, key, value, mask=mask, dropout=dropout, scale=scores.scale)
 
 
 def attend_to_cache(
@@ -147,4 +149,5 @@ def attend_to_cache(
 ) -> Tensor:
     """Queries [b, n, s, d] at ``positions`` [b, s] look at slots, [b, k, t, d]: [b, n, s, d]."""
     slots = torch.arange(key.size(2), device=query.device)
-    return attend(query, key, value, mask=scores.mask(positions, slots, query))
+    mask = scores.mask(positions, slots, query)
+    return attend(query, key, value, mask=mask, scale=scores.scale)

@@ -21,6 +21,7 @@ from megatron.model import layout
 from megatron.model.init_functions import initialize_layer
 from megatron.model.kept_activations import KeptInputs
 from megatron.model.kv_cache import KVCache
+from megatron.model.parametrization import STANDARD, Parametrization
 from megatron.model.positional_embeddings import RotaryTable
 from megatron.model.relative_positions import RelativePositionBias
 from megatron.model.segments import Segments
@@ -34,29 +35,41 @@ from megatron.model.word_embeddings import (
 )
 from megatron.mpu.groups import ParallelGroups
 from megatron.neox_arguments.sections import ModelArgs
+from megatron.neox_arguments.sections.variants import SoftPrompt
 
 
 def layer_factories(
-    model: ModelArgs, *, padded_vocab_size: int, groups: ParallelGroups
+    model: ModelArgs,
+    *,
+    padded_vocab_size: int,
+    groups: ParallelGroups,
+    parametrization: Parametrization = STANDARD,
+    soft_prompt: int = 0,
 ) -> list[Callable[[], nn.Module]]:
     """What makes each layer of the list, in order; a pipeline stage calls only those it holds."""
     rotary = None
     if model.pos_emb == "rotary":
         rotary = RotaryTable(
-            model.rotary_dim, model.rotary_emb_base, model.max_position_embeddings, model
+            model.rotary_dim,
+            model.rotary_emb_base,
+            model.max_position_embeddings + soft_prompt,
+            model,
         )
-    relative = RelativePositionBias(model, groups=groups) if model.pos_emb == "rpe" else None
+    relative = None
+    if model.pos_emb == "rpe":
+        relative = RelativePositionBias(model, groups=groups, scale=parametrization.distance_scale)
+    of_width: dict[str, Any] = {"groups": groups, "parametrization": parametrization}
     blocks: list[Callable[[], nn.Module]] = [
-        partial(TransformerLayer, model, number, groups=groups, rotary=rotary, relative=relative)
+        partial(TransformerLayer, model, number, rotary=rotary, relative=relative, **of_width)
         for number in range(model.num_layers)
     ]
     head: Callable[[], nn.Module] = (
-        partial(Head, model, padded_vocab_size, groups=groups)
+        partial(Head, model, padded_vocab_size, **of_width)
         if model.no_weight_tying
-        else partial(TiedHead, groups=groups)
+        else partial(TiedHead, **of_width)
     )
     return [
-        partial(Embedding, model, padded_vocab_size, groups=groups),
+        partial(Embedding, model, padded_vocab_size, soft_prompt=soft_prompt, **of_width),
         nn.Identity,
         *blocks,
         nn.Identity,
@@ -101,6 +114,8 @@ class GPT2Model(nn.Module):
         place_layer: called with each layer once it has its weights, before the next is made: what it
             moves elsewhere never lies here beside the other layers.
         layers: numbers of the layers to hold; None holds all.
+        parametrization: what follows from the model's width.
+        soft_prompt: vectors that stand in front of every text. They add no logits.
 
     Attributes:
         layers: the numbers of its layers.
@@ -121,6 +136,8 @@ class GPT2Model(nn.Module):
         checkpoint_in_cpu: bool = False,
         place_layer: Callable[[nn.Module], None] | None = None,
         layers: range | None = None,
+        parametrization: Parametrization = STANDARD,
+        soft_prompt: SoftPrompt | None = None,
     ) -> None:
         super().__init__()
         self.model_args = model
@@ -131,7 +148,15 @@ class GPT2Model(nn.Module):
         self.kept_inputs = KeptInputs(
             groups, partition=partition_activations, on_host=checkpoint_in_cpu
         )
-        factories = layer_factories(model, padded_vocab_size=padded_vocab_size, groups=groups)
+        self.parametrization = parametrization
+        self.prompt_length = 0 if soft_prompt is None else soft_prompt.num_tokens
+        factories = layer_factories(
+            model,
+            padded_vocab_size=padded_vocab_size,
+            groups=groups,
+            parametrization=parametrization,
+            soft_prompt=self.prompt_length,
+        )
         self.layers = range(len(factories)) if layers is None else layers
         made = {number: factories[number] for number in self.layers}
         if self.is_last and not self.is_first and not model.no_weight_tying:
@@ -139,7 +164,15 @@ class GPT2Model(nn.Module):
         self.sequential = LayerList(len(factories))
         for number, make in made.items():
             layer = make()
-            initialize_layer(layer, number, model, seed=seed, groups=groups)
+            initialize_layer(
+                layer,
+                number,
+                model,
+                seed=seed,
+                groups=groups,
+                parametrization=parametrization,
+                prompt_range=0.0 if soft_prompt is None else soft_prompt.init_range,
+            )
             if place_layer is not None:
                 place_layer(layer)
             self.sequential.put(number, layer)
@@ -191,9 +224,17 @@ class GPT2Model(nn.Module):
             [b, s, v] in the type of the weights; [b, 1, v] with ``only``. Before the last stage, hidden
             states [b, s, h].
         """
+        # Behind the first pass the cache knows the prompt.
+        prompt = 0 if cache is not None and cache.has_prompt else self.prompt_length
         if self.is_first:
-            x = self.sequential[layout.EMBEDDING](x, position_ids)
-        x = self._blocks(x, cache, position_ids, segments)
+            x = self.sequential[layout.EMBEDDING](x, position_ids, with_prompt=prompt > 0)
+        places = self._behind_prompt(position_ids, prompt)
+        x = self._blocks(x, cache, places, segments)
+        if prompt:
+            assert segments is None, "a text has a prompt; documents behind the first have none"
+            x = x[:, prompt:]
+        if cache is not None:
+            cache.has_prompt = self.prompt_length > 0
         if only is not None and self.is_last:
             shared = self.groups.sequence_parallel or self.groups.get_context_parallel_group()
             assert not shared, "a token is looked for in whole sequences"
@@ -208,6 +249,14 @@ class GPT2Model(nn.Module):
         else:
             logits = head(x)
         return logits
+
+    def _behind_prompt(self, positions: Tensor | None, new: int) -> Tensor | None:
+        """Places of what goes through the layers, of which the first ``new`` are the soft prompt's."""
+        if positions is None or not self.prompt_length:
+            return positions
+        positions = positions + self.prompt_length
+        first = torch.arange(new, device=positions.device).expand(positions.size(0), -1)
+        return torch.cat((first, positions), dim=1)
 
     def _blocks(
         self,
@@ -263,7 +312,7 @@ class GPT2Model(nn.Module):
         return KVCache(
             self.model_args,
             batch=batch,
-            length=length,
+            length=length + self.prompt_length,
             groups=self.groups,
             dtype=weight.dtype,
             device=weight.device,

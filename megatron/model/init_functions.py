@@ -8,12 +8,15 @@ threads. The draw is made in fp32 on the CPU, a few rows at a time: a rank never
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from megatron.model import layout
+from megatron.model.parametrization import STANDARD, Parametrization
 from megatron.mpu.groups import ParallelGroups
 from megatron.neox_arguments.sections import ModelArgs
 from megatron.runtime.seeds import derive_seed
@@ -23,8 +26,8 @@ _ORTHOGONAL = ("orthogonal", "scaled_orthogonal")
 _OUTPUT_LAYERS = ("attention.dense", "mlp.linear2")
 
 
-def standard_deviation(scheme: str, model: ModelArgs, shape: tuple[int, int] = (0, 0)) -> float:
-    """Of the distribution, around 0, that a matrix of ``shape`` is drawn from; normal but for the last.
+def standard_deviation(scheme: str, model: ModelArgs, shape: Sequence[int] = (0, 0)) -> float:
+    """Of the distribution, around 0, that a matrix of ``shape`` is drawn from; mostly normal.
 
     - ``normal``: ``init_method_std``.
     - ``scaled_normal``: ``init_method_std`` / sqrt(2 L) for L layers (GPT-2, Radford et al., 2019).
@@ -33,6 +36,8 @@ def standard_deviation(scheme: str, model: ModelArgs, shape: tuple[int, int] = (
     - ``single_residual_scaled_normal``: ``init_method_std`` / sqrt(L).
     - ``xavier_normal``, and the uniform ``xavier_uniform``: sqrt(2 / (inputs + outputs)) (Glorot and
       Bengio, 2010).
+    - ``orthogonal`` and ``scaled_orthogonal``: that of the numbers in a matrix whose shorter side's vectors
+      are orthogonal and sqrt(2), or sqrt(2 / L), long.
     """
     layers, hidden = model.num_layers, model.hidden_size
     if scheme == "normal":
@@ -45,21 +50,55 @@ def standard_deviation(scheme: str, model: ModelArgs, shape: tuple[int, int] = (
         return model.init_method_std / math.sqrt(layers)
     if scheme in ("xavier_normal", "xavier_uniform"):
         return math.sqrt(2.0 / sum(shape))
+    if scheme in _ORTHOGONAL:
+        return _gain(scheme, layers) / math.sqrt(max(shape))
     assert scheme == "wang_init", scheme
     return 2.0 / (layers * math.sqrt(hidden))
 
 
+def _gain(scheme: str, layers: int) -> float:
+    return math.sqrt(2.0 / (layers if scheme.startswith("scaled") else 1))
+
+
+def _width_factor(
+    parametrization: Parametrization, name: str, scheme: str, model: ModelArgs, shape: Sequence[int]
+) -> float:
+    """By how much the numbers of a scheme are multiplied, which knows nothing of a base model.
+
+    What a scheme says of widths counts for the base model alone.
+    """
+    if not parametrization.base:
+        return 1.0
+    base_model = replace(model, hidden_size=parametrization.base_hidden_size)
+    wanted = standard_deviation(scheme, base_model, parametrization.base[name])
+    wanted *= parametrization.initial_factor / math.sqrt(parametrization.ratio(name))
+    return wanted / standard_deviation(scheme, model, shape)
+
+
 @torch.no_grad()
 def initialize_layer(
-    layer: nn.Module, index: int, model: ModelArgs, *, seed: int, groups: ParallelGroups
+    layer: nn.Module,
+    index: int,
+    model: ModelArgs,
+    *,
+    seed: int,
+    groups: ParallelGroups,
+    parametrization: Parametrization = STANDARD,
+    prompt_range: float = 0.5,
 ) -> None:
-    """Fill the parameters of layer ``index`` of the layer list: weights drawn, biases 0, norms 1."""
+    """Fill the parameters of layer ``index`` of the layer list: weights drawn, biases 0, norms 1.
+
+    A soft prompt's numbers are drawn evenly between plus and minus ``prompt_range``.
+    """
     rank, size = groups.get_model_parallel_rank(), groups.get_model_parallel_world_size()
     for name, parameter in layer.named_parameters():
         whole_name = layout.whole_name(name)
         module, _, kind = whole_name.rpartition(".")
         if kind == "bias":
             parameter.zero_()
+        elif name == layout.SOFT_PROMPT:
+            generator = torch.Generator().manual_seed(derive_seed(seed, "init", index, name))
+            parameter.uniform_(-prompt_range, prompt_range, generator=generator)
         elif layout.is_norm(name):
             # What multiplies is 1: the offset is added to the weights.
             parameter.fill_(1.0 - model.norm_weight_offset)
@@ -73,11 +112,13 @@ def initialize_layer(
             split = layout.partition(model, name, shape)
             runs = split.indices(rank, size) if split is not None else [(0, shape[0])]
             place = _Place(split.dim if split is not None else 0, runs)
+            full_name = f"sequential.{index}.{whole_name}"
+            factor = _width_factor(parametrization, full_name, scheme, model, shape)
             if scheme in _ORTHOGONAL:
-                gain = math.sqrt(2.0 / (model.num_layers if scheme.startswith("scaled") else 1))
+                gain = _gain(scheme, model.num_layers) * factor
                 parameter.copy_(_orthogonal(shape, gain, generator, place))
                 continue
-            deviation = standard_deviation(scheme, model, shape)
+            deviation = standard_deviation(scheme, model, shape) * factor
             uniform = scheme == "xavier_uniform"
             _draw_part(parameter, shape, place, deviation, generator, uniform=uniform)
 

@@ -43,6 +43,8 @@ class KVCache:
         self._layers = range(model.num_layers) if layers is None else layers
         shape = (len(self._layers), 2, batch, heads, length, model.head_width)
         self.length = length
+        # Whether a soft prompt has been put into the first slots.
+        self.has_prompt = False
         self._store = torch.zeros(shape, dtype=dtype, device=device)
         self._rows = torch.arange(batch, device=device)[:, None, None]
         self._heads = torch.arange(heads, device=device)[:, None]

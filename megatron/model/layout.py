@@ -31,6 +31,8 @@ from megatron.mpu.layers import divide
 from megatron.neox_arguments.sections import ModelArgs
 
 EMBEDDING = 0
+SOFT_PROMPT = "soft_embedding_weight"  # vectors in front of each text, in the embedding
+WORD_EMBEDDINGS = "sequential.0.word_embeddings.weight"
 BEFORE_BLOCKS = 1
 FIRST_BLOCK = 2
 
@@ -187,6 +189,16 @@ def is_norm(name: str) -> bool:
 def decays(name: str, shape: Sequence[int]) -> bool:
     """Whether weight decay pulls at a parameter: at matrices, but for the one that is a norm's."""
     return len(shape) >= 2 and not is_norm(name)
+
+
+# The layers that lead from one width to another, both of which grow with the model.
+_BETWEEN_WIDTHS = ("attention.query_key_value", "attention.dense", "mlp.linear1", "mlp.linear2")
+
+
+def is_between_widths(name: str) -> bool:
+    """Whether a tensor, by its name in the whole model, is a matrix both sides of which are widths."""
+    module, _, kind = name.rpartition(".")
+    return kind == "weight" and module.endswith(_BETWEEN_WIDTHS)
 
 
 # Parameters that together are one tensor of the whole model: :class:`QueryKeyValueLinear`.

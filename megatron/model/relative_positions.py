@@ -38,18 +38,21 @@ class RelativePositionBias(nn.Module):
 
     Args:
         model: the model's section of the configuration.
+        scale: what the table is multiplied by; None: sqrt(head width).
         groups: the layout of ranks. Model-parallel ranks share the heads; those of a context group
             hold the same ones and attend with a part of them each.
     """
 
-    def __init__(self, model: ModelArgs, *, groups: ParallelGroups) -> None:
+    def __init__(
+        self, model: ModelArgs, *, groups: ParallelGroups, scale: float | None = None
+    ) -> None:
         super().__init__()
         size = groups.get_model_parallel_world_size()
         heads = divide(model.num_attention_heads, size, "num_attention_heads")
         self.weight = nn.Parameter(torch.empty(model.rpe_num_buckets, heads))
         self.weight.model_parallel = True  # type: ignore[attr-defined]
         self.max_distance = model.rpe_max_distance
-        self.scale = math.sqrt(model.head_width)
+        self.scale = math.sqrt(model.head_width) if scale is None else scale
         attending = divide(heads, groups.get_context_parallel_world_size(), "num_attention_heads")
         first = attending * groups.get_context_parallel_rank()
         self.attending = slice(first, first + attending)

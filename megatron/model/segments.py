@@ -130,7 +130,7 @@ def attend_within(
     # [b s, n, d] and twice [b s, k, d]
     query, key, value = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
     if not dropout and scores.are_plain and _has_one_kernel(query):
-        out = _in_one_kernel(segments, query, key, value, scores.window)
+        out = _in_one_kernel(segments, query, key, value, scores)
     else:
         out = _by_length(segments, query, key, value, scores, dropout)
     return out.view(batch, length, -1, width).transpose(1, 2)
@@ -143,7 +143,7 @@ def _has_one_kernel(x: Tensor) -> bool:
 
 
 def _in_one_kernel(
-    segments: Segments, query: Tensor, key: Tensor, value: Tensor, window: int | None
+    segments: Segments, query: Tensor, key: Tensor, value: Tensor, scores: Scores
 ) -> Tensor:
     """[b s, n, d], [b s, k, d] -> [b s, n, d]."""
     ends, longest = segments.cumulative, max(segments.lengths)
@@ -155,7 +155,8 @@ def _in_one_kernel(
         ends,
         longest,
         longest,
-        window_size=(-1 if window is None else window - 1, 0),  # causal
+        scale=scores.scale,
+        window_size=(-1 if scores.window is None else scores.window - 1, 0),  # causal
         enable_gqa=query.size(1) != key.size(1),
     )
     assert isinstance(out, Tensor)

@@ -24,6 +24,7 @@ from megatron.model.attention_kernels import (
 )
 from megatron.model.kv_cache import KVCache
 from megatron.model.norms import build_norm, build_query_key_norms
+from megatron.model.parametrization import STANDARD, Parametrization
 from megatron.model.positional_embeddings import Angles, RotaryTable
 from megatron.model.relative_positions import RelativePositionBias
 from megatron.model.segments import Segments, attend_within
@@ -51,6 +52,7 @@ class SelfAttention(nn.Module):
         groups: ParallelGroups,
         rotary: RotaryTable | None,
         relative: RelativePositionBias | None,
+        parametrization: Parametrization = STANDARD,
     ) -> None:
         super().__init__()
         size = groups.get_model_parallel_world_size()
@@ -64,7 +66,9 @@ class SelfAttention(nn.Module):
         self.attending = (self.heads // context, max(1, self.kv_heads // context))
         self.dropout = model.attention_dropout
         self.rotary = rotary
-        self.scores = Scores(model.window_of(number), self._slopes(model))
+        self.scores = Scores(
+            model.window_of(number), self._slopes(model), parametrization.score_scale
+        )
         if relative is not None and number == 0:
             self.rpe = relative
         # All layers use what is a part of the first one, and has one name.
@@ -192,6 +196,7 @@ class TransformerLayer(nn.Module):
         groups: the layout of ranks.
         rotary: the model's table of angles, or None.
         relative: the model's table of distances, or None; it becomes a part of layer 0.
+        parametrization: what follows from the model's width.
     """
 
     def __init__(
@@ -202,6 +207,7 @@ class TransformerLayer(nn.Module):
         groups: ParallelGroups,
         rotary: RotaryTable | None,
         relative: RelativePositionBias | None,
+        parametrization: Parametrization = STANDARD,
     ) -> None:
         super().__init__()
         self.groups = groups
@@ -209,7 +215,12 @@ class TransformerLayer(nn.Module):
         self.dropout = model.hidden_dropout
         self.input_layernorm = build_norm(model, groups=groups)
         self.attention = SelfAttention(
-            model, number, groups=groups, rotary=rotary, relative=relative
+            model,
+            number,
+            groups=groups,
+            rotary=rotary,
+            relative=relative,
+            parametrization=parametrization,
         )
         self.post_attention_layernorm = (
             None if model.gpt_j_tied else build_norm(model, groups=groups)

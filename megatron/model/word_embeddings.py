@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megatron.model.norms import build_norm
+from megatron.model.parametrization import STANDARD, Parametrization
 from megatron.model.positional_embeddings import sinusoids
 from megatron.mpu.collectives import part_of_sequence, shared_parameters
 from megatron.mpu.groups import ParallelGroups
@@ -22,13 +23,26 @@ from megatron.neox_arguments.sections import ModelArgs
 
 
 class Embedding(nn.Module):
-    """A vector for each id, plus one for its position with ``pos_emb: learned``, then dropout."""
+    """A vector for each id, plus one for its position with ``pos_emb: learned``, then dropout.
 
-    def __init__(self, model: ModelArgs, padded_vocab_size: int, *, groups: ParallelGroups) -> None:
+    A soft prompt is ``soft_prompt`` vectors in front of the first token. They are what they are: no
+    position is added to them, no factor, no dropout, and tokens have the positions that they have without.
+    """
+
+    def __init__(
+        self,
+        model: ModelArgs,
+        padded_vocab_size: int,
+        *,
+        groups: ParallelGroups,
+        parametrization: Parametrization = STANDARD,
+        soft_prompt: int = 0,
+    ) -> None:
         super().__init__()
         self.groups = groups
         self.dropout = model.hidden_dropout
-        self.scale = model.embedding_scale
+        self.scale = model.embedding_scale * parametrization.embedding_factor
+        self.position_scale = parametrization.position_factor
         self.offset = model.opt_pos_emb_offset
         self.has_sinusoids = model.pos_emb == "sinusoidal"
         self.word_embeddings = VocabParallelEmbedding(
@@ -40,8 +54,16 @@ class Embedding(nn.Module):
             else None
         )
 
-    def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+        self.soft_embedding_weight = (
+            nn.Parameter(torch.empty(soft_prompt, model.hidden_size)) if soft_prompt else None
+        )
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor | None = None, *, with_prompt: bool = False
+    ) -> Tensor:
         """tokens [b, s] -> [b, s, h]; ``positions`` are 0, 1, 2 ... unless given.
+
+        ``with_prompt`` puts the vectors of the soft prompt in front: [b, soft_prompt + s, h].
 
         With context parallelism ``tokens`` are those of this rank, ``positions`` those of the whole
         sequence.
@@ -57,6 +79,10 @@ class Embedding(nn.Module):
             x = x + self._of_positions(mine, x)
         if self.training and self.dropout:
             x = dropout_between_layers(x, self.dropout, self.groups)
+        if with_prompt:
+            assert self.soft_embedding_weight is not None
+            prompt = self.soft_embedding_weight.to(x.dtype).expand(x.size(0), -1, -1)
+            x = torch.cat((prompt, x), dim=1)
         return x
 
     def _of_positions(self, positions: Tensor, x: Tensor) -> Tensor:
@@ -64,7 +90,8 @@ class Embedding(nn.Module):
         if self.position_embeddings is None:
             return sinusoids(positions, x.size(-1)).to(x.dtype)
         (table,) = shared_parameters(self.groups, self.position_embeddings.weight)
-        return F.embedding(positions + self.offset, table)
+        found = F.embedding(positions + self.offset, table)
+        return found if self.position_scale == 1.0 else found * self.position_scale
 
 
 class EmbeddingCopy(nn.Module):
@@ -95,27 +122,40 @@ class FinalNorm(nn.Module):
 class Head(nn.Module):
     """Logits from a weight of its own."""
 
-    def __init__(self, model: ModelArgs, padded_vocab_size: int, *, groups: ParallelGroups) -> None:
+    def __init__(
+        self,
+        model: ModelArgs,
+        padded_vocab_size: int,
+        *,
+        groups: ParallelGroups,
+        parametrization: Parametrization = STANDARD,
+    ) -> None:
         super().__init__()
+        self.factor = parametrization.logits_factor
         self.final_linear = ColumnParallelLinear(
             model.hidden_size, padded_vocab_size, groups=groups, bias=False
         )
 
     def forward(self, x: Tensor) -> Tensor:
         """[b, s, h] -> [b, s, v]."""
+        x = x if self.factor == 1.0 else x * self.factor
         return self.final_linear(x)  # type: ignore[no-any-return]
 
 
 class TiedHead(nn.Module):
     """Logits from the embedding's weight. It owns nothing: a tied model has no tensor here."""
 
-    def __init__(self, *, groups: ParallelGroups) -> None:
+    def __init__(
+        self, *, groups: ParallelGroups, parametrization: Parametrization = STANDARD
+    ) -> None:
         super().__init__()
         self.groups = groups
+        self.factor = parametrization.logits_factor
 
     def forward(self, x: Tensor, embedding: VocabParallelEmbedding) -> Tensor:
         """[b, s, h] -> [b, s, v].
 
         ``embedding`` and not its weight, which under ZeRO stage 3 is whole only in here.
         """
+        x = x if self.factor == 1.0 else x * self.factor
         return column_linear(x, embedding.weight, None, self.groups)

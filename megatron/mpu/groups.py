@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from itertools import product
 from typing import NamedTuple
 
@@ -185,21 +186,23 @@ class ParallelGroups:
     def _make_pipe_ends_group(self) -> dist.ProcessGroup | None:
         if self.grid.pipe <= 2:
             return self._pipe_group
-        mine: dist.ProcessGroup | None = None
-        for ranks in self.grid.lines("pipe"):
-            group = dist.new_group([ranks[0], ranks[-1]])
-            if self.world.rank in (ranks[0], ranks[-1]):
-                mine = group
-        return mine
+        return self._make_any_of([[ranks[0], ranks[-1]] for ranks in self.grid.lines("pipe")])
 
     def _make_one_of(self, lines: list[list[int]]) -> dist.ProcessGroup:
+        """The same where every rank is on one of them."""
+        mine = self._make_any_of(lines)
+        assert mine is not None, f"rank {self.world.rank} is on none of {lines}"
+        return mine
+
+    def _make_any_of(self, lines: list[list[int]]) -> dist.ProcessGroup | None:
         """Make a group of each line, on all ranks in the same order; the one that this rank is on."""
         mine: dist.ProcessGroup | None = None
+        # A new group would not wait as long as the first one, but as torch's backends do by themselves.
+        patience = timedelta(seconds=self.world.collective_timeout_s)
         for ranks in lines:
-            group = dist.new_group(ranks)
+            group = dist.new_group(ranks, timeout=patience)
             if self.world.rank in ranks:
                 mine = group
-        assert mine is not None, f"rank {self.world.rank} is on none of {lines}"
         return mine
 
     def get_model_parallel_rank(self) -> int:

@@ -59,6 +59,7 @@ def attend(
     mask: Tensor | None = None,
     causal: bool = False,
     dropout: float = 0.0,
+    scale: float | None = None,
 ) -> Tensor:
     """Softmax attention: query [b, n, s, d], key and value [b, kv, t, d] -> [b, n, s, d].
 
@@ -66,6 +67,7 @@ def attend(
         mask: [b or 1, 1, s, t] bool, true where a query may look; not together with ``causal``.
         causal: query i looks at keys 0 ... i (s = t).
         dropout: probability with which an attention weight is dropped.
+        scale: what products of queries and keys are multiplied by; None: 1 / sqrt(d).
 
     With fewer key/value heads than query heads (kv divides n), each serves n / kv of them in order.
     """
@@ -79,7 +81,14 @@ def attend(
         key, value = repeat_heads(key, repeats), repeat_heads(value, repeats)
         grouped = False
     out = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal, enable_gqa=grouped
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        dropout_p=dropout,
+        is_causal=causal,
+        scale=scale,
+        enable_gqa=grouped,
     )
     return out.to(kind)
 

@@ -21,10 +21,10 @@ def deepspeed_config(args: NeoXArgs, world_size: int) -> dict[str, Any]:
 
     Every DeepSpeed key that the user wrote is in it with the value that was written, also where that
     equals a default. Three exceptions: the ZeRO stage of half-precision runs (0 runs as 1),
-    ``steps_per_print`` in a pipeline, and ``train_batch_size`` with context parallelism. DeepSpeed takes
-    each rank that sums gradients for one with samples of its own, so it counts a sample once for each
-    rank that has a part of it. Names that only GPT-NeoX's files have stay out: DeepSpeed would stop at
-    them.
+    ``steps_per_print`` and ``wall_clock_breakdown`` in a pipeline, and ``train_batch_size`` with context
+    parallelism. DeepSpeed takes each rank that sums gradients for one with samples of its own, so it
+    counts a sample once for each rank that has a part of it. Names that only GPT-NeoX's files have stay
+    out: DeepSpeed would stop at them.
     """
     sizes = args.batch_sizes(world_size)
     config: dict[str, Any] = {
@@ -79,8 +79,10 @@ def _pipeline(args: NeoXArgs, written: dict[str, Any]) -> dict[str, Any]:
     split = {"pipe_partitioned": False, "grad_partitioned": False} if whole else {}
     return {
         **({"pipeline": {**written.get("pipeline", {}), **split}} if split else {}),
-        # This engine prints its lines, past any logger; with wall_clock_breakdown it needs a number.
+        # This engine prints its lines, past any logger; it needs a number.
         "steps_per_print": sys.maxsize,
+        # Its timers stop a stage that sends gradients back: they find themselves started already.
+        "wall_clock_breakdown": False,
     }
 
 

@@ -179,6 +179,13 @@ GROUPS: dict[str, dict[str, Any]] = {
         "cpu_checkpointing": bool,
         "profile": bool,
     },
+    # Not DeepSpeed's.
+    "soft_prompt_tuning": {
+        "enabled": bool,
+        "num_tokens": PositiveInt,
+        "init_string": str,
+        "init_range": PositiveFloat,
+    },
     **SERVICES,
 }
 

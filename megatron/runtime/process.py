@@ -15,11 +15,7 @@ from megatron.errors import LaunchError
 from megatron.runtime.device import chosen_backend, local_device
 from megatron.runtime.parent import end_with_launcher
 from megatron.runtime.stock_deepspeed import deepspeed
-from megatron.runtime.world import World
-
-# In a collective nobody is ever this late unless something is wrong: a rank that dies is noticed at
-# once, this is for one that hangs.
-COLLECTIVE_TIMEOUT_S = 1800.0
+from megatron.runtime.world import COLLECTIVE_TIMEOUT_S, World
 
 
 def start_process(
@@ -62,19 +58,20 @@ def start_process(
     local_device(world.local_rank)
     backend = chosen_backend(backend)
     patient = timedelta(seconds=collective_timeout_s)
+    usual = patient if backend == "gloo" else timedelta(seconds=COLLECTIVE_TIMEOUT_S)
     try:
         deepspeed.init_distributed(
             dist_backend=backend,
             auto_mpi_discovery=False,
             verbose=False,
-            timeout=patient if backend == "gloo" else timedelta(seconds=COLLECTIVE_TIMEOUT_S),
+            timeout=usual,
         )
     except (dist.DistError, RuntimeError, OSError) as error:
         raise LaunchError(_rendezvous_text(error)) from error
     group = (
         dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo", timeout=patient)
     )
-    world = replace(world, cpu_group=group)
+    world = replace(world, cpu_group=group, collective_timeout_s=usual.total_seconds())
     check_same_configuration(world, config_hash)
     return replace(world, run_id=world.broadcast(uuid.uuid4().hex[:12]))
 

@@ -19,6 +19,10 @@ from megatron.errors import LaunchError
 
 T = TypeVar("T")
 
+# In a collective nobody is ever this late unless something is wrong: a rank that dies is noticed at
+# once, this is for one that hangs.
+COLLECTIVE_TIMEOUT_S = 1800.0
+
 
 @dataclass(frozen=True)
 class World:
@@ -34,6 +38,7 @@ class World:
         hostname: name of this host.
         run_id: the same short text on all ranks of this run, and another one in any other run.
         cpu_group: gloo group of all ranks; None in a run of one process.
+        collective_timeout_s: seconds that a rank waits for the others in the model's collectives.
     """
 
     rank: int = 0
@@ -45,6 +50,7 @@ class World:
     hostname: str = field(default_factory=socket.gethostname)
     run_id: str = "local"
     cpu_group: dist.ProcessGroup | None = field(default=None, compare=False, repr=False)
+    collective_timeout_s: float = COLLECTIVE_TIMEOUT_S
 
     @property
     def is_first(self) -> bool:

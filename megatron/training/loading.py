@@ -9,7 +9,7 @@ from megatron.errors import CheckpointError, ConfigError
 from megatron.logging import get_logger
 from megatron.model import GPT2Model
 from megatron.neox_arguments import NeoXArgs
-from megatron.training.resume import note_other_tokenizer
+from megatron.training.resume import check_same_parametrization, note_other_tokenizer
 from megatron.training.setup import DTYPES, Parts, build_model
 
 log = get_logger(__name__)
@@ -47,6 +47,7 @@ def load_trained_model(
         )
     args.check_runtime(iteration=found.step)
     note_other_tokenizer(found, parts)
+    check_same_parametrization(found, args, parts.padded_vocab)
     groups = parts.groups if shares_sequences else parts.groups.with_whole_sequences()
     model = build_model(args, replace(parts, groups=groups))
     load_weights(

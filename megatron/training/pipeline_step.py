@@ -20,6 +20,7 @@ from torch import Tensor
 from megatron.data.loader import StepBatch
 from megatron.losses.pipeline import PipelineLoss
 from megatron.model.pipeline import GPT2ModelPipe
+from megatron.optimizers import set_learning_rate
 from megatron.runtime.seeds import seed_dropout
 from megatron.runtime.stock_deepspeed import deepspeed
 from megatron.training.forward import places_of
@@ -69,8 +70,7 @@ def pipeline_step(
         TrainingError: the loss or the gradient norm is not finite; the weights are then as before.
     """
     groups, module = settings.groups, engine.module
-    for group in engine.optimizer.param_groups:
-        group["lr"] = learning_rate
+    set_learning_rate(engine.optimizer.param_groups, learning_rate)
     batch = batch.to(settings.device)
     is_last = module.stage.is_last
     valid = torch.zeros((), dtype=torch.float64, device=settings.device)

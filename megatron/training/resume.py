@@ -11,7 +11,8 @@ from megatron.data.progress import Progress
 from megatron.data.split_plan import SHARED_FACTS
 from megatron.errors import CheckpointError
 from megatron.logging import get_logger
-from megatron.neox_arguments import BatchSizes
+from megatron.model import parametrization_of
+from megatron.neox_arguments import BatchSizes, NeoXArgs
 from megatron.optimizers import LRSchedule
 from megatron.training.setup import Parts
 
@@ -42,6 +43,45 @@ def stored_facts(
         "tokenizer": parts.tokenizer.fingerprint(),
         "global_batch_size": batch.global_batch_size,
     }
+
+
+def parametrization_facts(args: NeoXArgs, padded_vocab: int) -> dict[str, Any]:
+    """What a checkpoint remembers of how its model is parametrised; nothing of a standard one."""
+    if not args.mup.use_mup:
+        return {}
+    found = parametrization_of(args.mup, args.model, padded_vocab)
+    facts = {
+        "score_scale": found.score_scale,
+        "distance_scale": found.distance_scale,
+        "embedding_factor": found.embedding_factor,
+        "position_factor": found.position_factor,
+        "logits_factor": found.logits_factor,
+        "widths": sorted(set(found.ratios.values())),
+    }
+    return {"mup": facts}
+
+
+def check_same_parametrization(found: CheckpointInfo, args: NeoXArgs, padded_vocab: int) -> None:
+    """Refuse weights that mean another model under this configuration's parametrisation.
+
+    Raises:
+        CheckpointError: they were trained under another one. Checkpoints of others do not say.
+    """
+    if found.manifest is None:
+        return
+    theirs: Mapping[str, Any] = found.state.get("mup") or {}
+    ours: Mapping[str, Any] = parametrization_facts(args, padded_vocab).get("mup", {})
+    names = [name for name in ours or theirs if ours.get(name) != theirs.get(name)]
+    if not names:
+        return
+    said = [(n, theirs.get(n, "standard"), ours.get(n, "standard")) for n in names]
+    lines = "\n".join(f"    {name}: {then} → {now}" for name, then, now in said)
+    raise CheckpointError(
+        f"{found.path}: was trained under another parametrisation (use_mup, base_shapes_file, mup_*)\n"
+        f"  checkpoint → configuration:\n{lines}\n"
+        "  to do: restore these keys and the file of base shapes",
+        everywhere=True,
+    )
 
 
 def check_same_data(found: CheckpointInfo, data: DataSplits, *, allowed: bool) -> None:

@@ -14,6 +14,7 @@ from megatron.checkpointing import (
     find_checkpoint,
     load_checkpoint,
     load_weights,
+    refresh_master_weights,
     save_checkpoint,
 )
 from megatron.data.boundaries import Boundaries
@@ -26,15 +27,18 @@ from megatron.neox_arguments import BatchSizes, NeoXArgs
 from megatron.optimizers import LRSchedule
 from megatron.runtime.device import pins_memory
 from megatron.runtime.world import World
+from megatron.training.coordinates import check_coordinates, save_base_shapes
 from megatron.training.evaluation_plan import EvaluationPlan
 from megatron.training.loop import Hooks, Plan, train
 from megatron.training.report import Reporter, run_facts
 from megatron.training.resume import (
     check_same_data,
+    check_same_parametrization,
     check_same_schedule,
     note_changed_blend,
     note_other_batch,
     note_other_tokenizer,
+    parametrization_facts,
     schedule_to_follow,
     stored_facts,
     stored_progress,
@@ -50,6 +54,13 @@ from megatron.training.setup import (
     padding_id,
     total_steps,
     with_train_iters,
+)
+from megatron.training.soft_prompt import (
+    PROMPT,
+    has_prompt,
+    prompt_facts,
+    require_weights,
+    start_from_text,
 )
 from megatron.training.step import StepSettings
 
@@ -79,6 +90,12 @@ def run_training(args: NeoXArgs, world: World) -> RunState:
     args.require("train_iters|train_epochs", "data_path|train_data_paths", purpose="training")
     for note in args.notes:
         log.info("%s", note)
+    if args.mup.save_base_shapes:
+        save_base_shapes(args, world)
+        return RunState()
+    if args.mup.coord_check:
+        check_coordinates(args, world)
+        return RunState()
     settings = args.checkpointing
     if settings.save is None:
         return _set_up_and_train(args, world)
@@ -168,10 +185,14 @@ def _load(
     found: CheckpointInfo | None,
 ) -> RunState:
     """Fill the engine from ``found`` and return the state to go on from."""
+    prompt = args.variants.soft_prompt
+    require_weights(prompt, found)
     if found is None:
         return RunState()
     note_other_tokenizer(found, parts)
+    check_same_parametrization(found, args, parts.padded_vocab)
     if args.checkpointing.finetune or found.manifest is None:
+        starts_prompt = prompt is not None and not has_prompt(found)
         load_weights(
             model_of(engine),
             found,
@@ -181,7 +202,11 @@ def _load(
             vocab_size=parts.tokenizer.vocab_size,
             engine=engine,
             world=parts.world,
+            without=(PROMPT,) if starts_prompt else (),
         )
+        if prompt is not None and starts_prompt:
+            start_from_text(model_of(engine), prompt, parts.tokenizer)
+            refresh_master_weights(engine)
         if not args.checkpointing.finetune:
             return _after_neox(found, batch, engine)
         log.info("finetune: weights of %s; step, optimizer and schedule start afresh", found.path)
@@ -334,7 +359,9 @@ def _save(run: _Run, state: RunState) -> None:
         save_dir=settings.save,
         step=state.step,
         state=state.as_dict()
-        | stored_facts(run.data, run.schedule, run.parts, run.batch, state.consumed_samples),
+        | stored_facts(run.data, run.schedule, run.parts, run.batch, state.consumed_samples)
+        | parametrization_facts(args, run.parts.padded_vocab)
+        | prompt_facts(args.variants.soft_prompt),
         world=run.parts.world,
         config_files=args.files,
         config_flat=args.flat(),

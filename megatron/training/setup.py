@@ -18,7 +18,7 @@ from megatron.data.sources import run_length
 from megatron.errors import ConfigError
 from megatron.logging import get_logger
 from megatron.losses.pipeline import PipelineLoss
-from megatron.model import GPT2Model
+from megatron.model import GPT2Model, parametrization_of
 from megatron.model.pipeline import GPT2ModelPipe
 from megatron.monitor.pipeline_facts import layers_of_stages
 from megatron.mpu import ParallelGroups
@@ -29,6 +29,7 @@ from megatron.runtime.partitioned import partitioner, register_borrowed
 from megatron.runtime.stock_deepspeed import deepspeed, is_prebuilt
 from megatron.runtime.world import World
 from megatron.tokenizer import Tokenizer, build_tokenizer, padded_vocab_size
+from megatron.training.soft_prompt import train_prompt_alone
 
 log = get_logger(__name__)
 
@@ -98,6 +99,8 @@ def padding_id(args: NeoXArgs, tokenizer: Tokenizer) -> int:
 def build_model(args: NeoXArgs, parts: Parts, *, partitioned: bool = False) -> GPT2Model:
     """The model with its initial weights, in fp32 on the CPU; in a pipeline, this rank's stage of it.
 
+    With ``use_mup`` the file of the base model's shapes is read.
+
     With ``partitioned`` a model for ZeRO stage 3 is made as this rank will hold it, layer by layer: its
     part of each, in the run's precision. The values are the same.
     """
@@ -106,7 +109,7 @@ def build_model(args: NeoXArgs, parts: Parts, *, partitioned: bool = False) -> G
         place_layer = partitioner(
             args.deepspeed_config(parts.world.size), parts.groups, DTYPES[args.model.precision]
         )
-    return GPT2Model(
+    model = GPT2Model(
         args.model,
         padded_vocab_size=parts.padded_vocab,
         groups=parts.groups,
@@ -117,7 +120,12 @@ def build_model(args: NeoXArgs, parts: Parts, *, partitioned: bool = False) -> G
         checkpoint_in_cpu=args.recomputation.checkpoint_in_cpu,
         place_layer=place_layer,
         layers=layers_of_stages(args, parts.padded_vocab)[parts.groups.get_pipe_parallel_rank()],
+        parametrization=parametrization_of(args.mup, args.model, parts.padded_vocab),
+        soft_prompt=args.variants.soft_prompt,
     )
+    if args.variants.soft_prompt is not None:
+        train_prompt_alone(model)
+    return model
 
 
 def build_engine(args: NeoXArgs, parts: Parts, model: GPT2Model) -> Any:
@@ -138,7 +146,9 @@ def build_engine(args: NeoXArgs, parts: Parts, model: GPT2Model) -> Any:
     with contextlib.redirect_stdout(io.StringIO()):
         engine, _, _, _ = deepspeed.initialize(
             model=pipe or model,
-            model_parameters=weight_decay_groups(model, args.optim.weight_decay),
+            model_parameters=weight_decay_groups(
+                model, args.optim.weight_decay, model.parametrization
+            ),
             config=args.deepspeed_config(parts.world.size),
             # A pipeline's engine has groups of its own, of the same ranks.
             mpu=None if pipe else parts.groups,
@@ -146,6 +156,10 @@ def build_engine(args: NeoXArgs, parts: Parts, model: GPT2Model) -> Any:
         )
     # Stage 0 in fp32 is clipped by train_step: see megatron.optimizers.grad_norm.
     engine.clip_fp32_gradients = lambda: None
+    sums_over_mpu = isinstance(engine.optimizer, deepspeed.runtime.bf16_optimizer.BF16_Optimizer)
+    if sums_over_mpu and pipe is None and parts.groups.get_model_parallel_group() is None:
+        # It sums the norm over this group, and takes None for all ranks: those of other samples too.
+        engine.optimizer.mpu = None
     if pipe is not None:
         engine.set_has_attention_mask(False)
         sum_norms_of_stages(engine.optimizer)

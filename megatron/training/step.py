@@ -27,7 +27,7 @@ from megatron.data.loader import StepBatch
 from megatron.errors import TrainingError
 from megatron.losses import loss_sum
 from megatron.mpu import ParallelGroups
-from megatron.optimizers import clip_gradients, global_grad_norm
+from megatron.optimizers import clip_gradients, global_grad_norm, set_learning_rate
 from megatron.runtime.seeds import seed_dropout
 from megatron.training.forward import logits_of
 
@@ -93,8 +93,7 @@ def train_step(
             that a smaller loss scale may help; the weights are as before, unless it says so.
     """
     groups = settings.groups
-    for group in engine.optimizer.param_groups:
-        group["lr"] = learning_rate
+    set_learning_rate(engine.optimizer.param_groups, learning_rate)
     batch = batch.to(settings.device)
     mask, micro_batches = batch.loss_mask, len(batch.tokens)
     # Both stay on the device, so that the forward pass need not wait for them.

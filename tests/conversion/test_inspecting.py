@@ -14,13 +14,14 @@ from torch import Tensor
 
 from megatron.checkpointing.reshard import reshard
 from megatron.conversion.any_form import Model, open_model
-from megatron.conversion.importing import Layout, import_folder
+from megatron.conversion.importing import Layout, import_folder, import_model
 from megatron.conversion.inspecting import described, deviations, main
 from megatron.conversion.parameters import Parameter
+from megatron.conversion.sources import raw_source
 from megatron.errors import CheckpointError
 from tests.checkpointing.neox_writer import STEP, Form, write_neox
 from tests.conversion.hf_models import VOCAB, make_model, save_model
-from tests.conversion.raw_llama_writer import RawForm, write_raw_llama
+from tests.conversion.raw_files import write_raw
 from tests.support.doors import door
 
 CASE = "llama 8/4"
@@ -34,7 +35,6 @@ def forms(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import_folder(root / "hf", root / "ranks", layout=Layout(2, 2))
     reshard(root / "ranks", root / "whole")
     write_neox(root / "neox", CASE, Form(layers=True, old=True))
-    write_raw_llama(root / "raw", CASE, RawForm(files=4))
     return root
 
 
@@ -52,7 +52,7 @@ def changed(forms: Path, target: Path, name: str, change: Tensor | None) -> Path
     return target
 
 
-@pytest.mark.parametrize("form", ["ranks", "whole", "neox", "raw", f"neox/global_step{STEP}"])
+@pytest.mark.parametrize("form", ["ranks", "whole", "neox", f"neox/global_step{STEP}"])
 def test_all_forms_are_equal(forms: Path, form: str, capsys: pytest.CaptureFixture[str]) -> None:
     status = main([str(forms / form), str(forms / "hf"), "--diff"])
     said = capsys.readouterr().out.splitlines()
@@ -68,6 +68,13 @@ def test_all_forms_are_equal(forms: Path, form: str, capsys: pytest.CaptureFixtu
         said = capsys.readouterr().out.splitlines()
     assert (status, len(said)) == (0, 3), said
     assert said[-1] == "15 tensors in both: 15 equal, 0 differ; 0 in one alone"
+
+
+@pytest.mark.parametrize("case", ["grouped", "scaled, tied"])
+def test_raw_files_are_a_form_too(tmp_path: Path, case: str) -> None:
+    write_raw(tmp_path / "raw", case, 2)
+    import_model(raw_source(tmp_path / "raw", None), tmp_path / "ours", layout=Layout(2, 0))
+    assert main([str(tmp_path / "raw"), str(tmp_path / "ours")]) == 0
 
 
 def test_what_differs_is_named(

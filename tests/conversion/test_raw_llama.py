@@ -1,174 +1,123 @@
-"""Protects the way of Llama's published files into a checkpoint: it computes what transformers does."""
+"""Protects the way in for Llama's own files: any number gives the model that transformers computes."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from unittest import mock
 
 import pytest
 import torch
-import transformers
 import yaml
-from torch import nn
-from transformers.models.llama import modeling_llama
 
-from megatron.checkpointing import find_checkpoint
-from megatron.conversion import raw_llama
-from megatron.conversion.command_lines import raw_llama_to_neox
-from megatron.conversion.comparison import logits_of
-from megatron.conversion.our_checkpoint import WholeWeights
-from megatron.conversion.raw_reference import RawModel, Scaling, turns
+from megatron.conversion import Layout, import_model, places, raw_source
 from megatron.errors import CheckpointError
 from megatron.neox_arguments import NeoXArgs
-from tests.conversion.hf_models import VOCAB, save_tokenizer
-from tests.conversion.raw_llama_writer import RawForm, write_raw_llama
+from megatron.runtime.world import World
+from megatron.training.loading import load_trained_model
+from megatron.training.setup import build_parts
+from tests.conversion.hf_models import VOCAB
+from tests.conversion.raw_files import CASES, write_raw
+from tests.support.doors import door
 
-# The case "llama 8/4" has these rotations; its width is below that of models that lengthen by 8.
-SCALED = (("rope_theta", 5000.0), ("use_scaled_rope", True))
-TOKENS = torch.randint(0, VOCAB, (2, 40), generator=torch.Generator().manual_seed(3))
-
-
-def convert(folder: Path, *options: str) -> NeoXArgs:
-    raw_llama_to_neox(
-        ["--input_dir", str(folder / "raw"), "--output_dir", str(folder / "ours"), *options]
-    )
-    return NeoXArgs.from_ymls([folder / "ours" / "model.yml"])
+TOKENS = torch.randint(0, VOCAB, (2, 40), generator=torch.Generator().manual_seed(0))
+TOOL = "tools/ckpts/convert_raw_llama_weights_to_neox.py"
 
 
-def ours(folder: Path, args: NeoXArgs) -> torch.Tensor:
-    info = find_checkpoint(folder / "ours")
-    assert info is not None
-    weights = WholeWeights(info, args.model, VOCAB)
-    return logits_of(args.model, VOCAB, weights.read, TOKENS)
-
-
-@torch.no_grad()
-def theirs(model: nn.Module) -> torch.Tensor:
-    logits: torch.Tensor = model(TOKENS).logits
-    return logits
-
-
-@pytest.mark.parametrize(
-    ("case", "form", "options"),
-    [
-        ("llama 4/1", RawForm(), ()),
-        ("llama 4/1", RawForm(files=2, dtype=torch.bfloat16), ("--num_output_shards", "4")),
-        ("llama 4/1", RawForm(files=4, table_by_rows=True), ("--pipeline_parallel", "2")),
-        ("llama 8/4", RawForm(files=2, table_by_rows=True), ("--num_output_shards", "2")),
-        ("llama 8/4", RawForm(files=4), ("--num_output_shards", "4", "--pipeline_parallel")),
-    ],
-)
-def test_it_computes_what_transformers_does(
-    tmp_path: Path, case: str, form: RawForm, options: tuple[str, ...]
-) -> None:
-    model = write_raw_llama(tmp_path / "raw", case, form)
-    args = convert(tmp_path, *options)
-    found, expected = ours(tmp_path, args), theirs(model)
-    assert expected.abs().max() > 1
-    assert torch.allclose(found, expected, rtol=0, atol=1e-4)
-    step = tmp_path / "ours" / "global_step0"
-    assert (step / "layer_02-model_00-model_states.pt").exists() == (
-        "--pipeline_parallel" in options
-    )
-    assert args.model.precision == ("bfloat16" if form.dtype == torch.bfloat16 else "fp32")
-
-
-def test_it_says_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_raw_llama(tmp_path / "raw" / "7B", "llama 8/4", RawForm(files=2, params=SCALED))
-    save_tokenizer(tmp_path / "raw")  # beside the folders of the sizes, as it was published
-    args = convert(tmp_path, "--model_size", "7B")
-    said = capsys.readouterr().out
-    assert "differ from a plain computation's on the published weights by" in said
-    assert "use_scaled_rope lengthens: 32 is taken" in said
+@pytest.mark.parametrize("files", [1, 2, 4])
+@pytest.mark.parametrize("case", CASES)
+def test_it_computes_what_transformers_does(tmp_path: Path, case: str, files: int) -> None:
+    model, _ = write_raw(tmp_path / "raw", case, files, rows_of_embedding=files == 2)
+    done = import_model(raw_source(tmp_path / "raw", None), tmp_path / "ours", layout=Layout(2))
+    assert done.comparison.difference is not None
+    assert done.comparison.of == "the raw files'"
     keys = yaml.safe_load((tmp_path / "ours" / "model.yml").read_text())
-    assert (keys["tokenizer_type"], keys["rotary_scaling"]) == ("HFTokenizer", "llama3")
-    assert (args.model.rotary_scaling_factor, args.model.rotary_original_positions) == (32.0, 8192)
-    assert (args.model.max_position_embeddings, args.model.seq_length) == (131072, 2048)
+    assert keys["no_weight_tying"] is (case != "scaled, tied")
+    args = NeoXArgs.from_dict(keys | {"model_parallel_size": 1})
+    ours, _ = load_trained_model(args, build_parts(args, World()))
+    with torch.no_grad():
+        theirs = model(TOKENS).logits
+        found = ours(TOKENS)[..., :VOCAB]
+    assert (found - theirs).abs().max() < 1e-4
+    assert theirs.abs().max() > 1
 
 
-def test_another_factor_of_rotations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_raw_llama(tmp_path / "raw", "llama 4/1", RawForm(params=SCALED))
-    args = convert(tmp_path, "--rope_scaling_factor", "8")
-    assert args.model.rotary_scaling_factor == 8.0
-    assert "is taken" not in capsys.readouterr().out
+def test_a_wrong_order_of_rows_is_noticed(tmp_path: Path) -> None:
+    write_raw(tmp_path / "raw", "first", 2)
+    with (
+        mock.patch.object(places, "_to_halves", lambda _, rows: rows),
+        pytest.raises(CheckpointError, match="do not compute the same"),
+    ):
+        import_model(raw_source(tmp_path / "raw", None), tmp_path / "ours")
+    assert not (tmp_path / "ours").exists()
 
 
-@pytest.mark.parametrize("scaling", [None, Scaling(8.0), Scaling(32.0)])
-def test_the_plain_computation_turns_as_transformers_does(scaling: Scaling | None) -> None:
-    """At the width of a published head, where scaling shows: on every speed, far into a text."""
-    parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": 500000.0}
-    if scaling is not None:
-        parameters |= {
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        }
-    config = transformers.AutoConfig.for_model(
-        "llama", hidden_size=256, num_attention_heads=2, rope_parameters=parameters
-    )
-    rotary = modeling_llama.LlamaRotaryEmbedding(config)
-    cosines, _ = rotary(torch.zeros(1), torch.arange(3000)[None])
-    model = RawModel(1, 2, 2, 1e-5, 500000.0, scaling, is_tied=False)
-    found = turns(model, 3000, 128)
-    assert torch.allclose(found.real, cosines[0, :, :64].float(), rtol=0, atol=2e-3)
+def test_the_command_as_users_of_gpt_neox_know_it(tmp_path: Path) -> None:
+    write_raw(tmp_path / "llama" / "7B", "scaled, tied", 2)
+    options = ("--input_dir", "llama", "--model_size", "7B", "--output_dir", "ours")
+    done = door(TOOL, *options, "--num_output_shards", "2", "--pipeline_parallel", folder=tmp_path)
+    assert done.status == 0, done.all
+    assert "logits of 128 random tokens differ from the raw files' by" in done.out
+    assert "the model's release has max_position_embeddings 131072" in done.out
+    assert "the model's release has rotary_scaling_factor 32 " in done.out
+    step = tmp_path / "ours" / "global_step0"
+    assert (step / "layer_02-model_01-model_states.pt").exists()
+    keys = yaml.safe_load((tmp_path / "ours" / "model.yml").read_text())
+    assert (keys["model_parallel_size"], keys["pipe_parallel_size"]) == (2, 1)
+    assert (keys["rotary_scaling"], keys["rotary_original_positions"]) == ("llama3", 8192)
+    # A second time nothing is overwritten.
+    again = door(TOOL, *options, folder=tmp_path)
+    assert again.status != 0
+    assert "Traceback" not in again.all
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("wrong", "message"),
     [
-        ({"sliding_window": 5}, r"params\.json: sliding_window\n  found: 5"),
-        ({"n_layers": 3}, r"its params\.json describes\n  found:\n    layers\.2"),
-        ({"n_kv_heads": 2}, r"16 rows in all files, of which files 0 and 1 hold"),
-        ({"rope_theta": 0.5}, r"params\.json: rope_theta\n  found: 0\.5"),
+        (
+            "gap",
+            r"expected: consolidated\.00\.pth and, of several ranks, all of them without a gap",
+        ),
+        ("no params", r"convert_hf_to_neox\.py"),
+        ("experts", "moe"),
+        ("a layer more", r"layers\.2\.attention\.wq\.weight is not there"),
+        ("other files", "file 1 does not belong to file 0"),
     ],
 )
-def test_numbers_that_are_not_those_of_the_files(
-    tmp_path: Path, change: dict[str, Any], message: str
-) -> None:
-    write_raw_llama(tmp_path / "raw", "llama 8/4", RawForm(files=2))
-    path = tmp_path / "raw" / "params.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+def test_what_is_wrong_is_said(tmp_path: Path, wrong: str, message: str) -> None:
+    _, params = write_raw(tmp_path, "grouped", 2)
+    if wrong == "gap":
+        (tmp_path / "consolidated.00.pth").rename(tmp_path / "consolidated.02.pth")
+    elif wrong == "no params":
+        (tmp_path / "params.json").unlink()
+    elif wrong == "experts":
+        (tmp_path / "params.json").write_text(json.dumps(params | {"moe": {"num_experts": 8}}))
+    elif wrong == "a layer more":
+        (tmp_path / "params.json").write_text(json.dumps(params | {"n_layers": 3}))
+    else:
+        torch.save({"norm.weight": torch.ones(32)}, tmp_path / "consolidated.01.pth")
     with pytest.raises(CheckpointError, match=message):
-        convert(tmp_path)
-    assert not (tmp_path / "ours").exists()
+        import_model(raw_source(tmp_path, None), tmp_path / "ours")
 
 
-def test_files_that_are_missing_or_of_another_model(tmp_path: Path) -> None:
-    folder = tmp_path / "raw"
-    write_raw_llama(folder, "llama 8/4", RawForm(files=4))
-    (folder / "consolidated.02.pth").rename(tmp_path / "third")
-    with pytest.raises(CheckpointError, match=r"consolidated\.02\.pth is missing\n  found: .*03"):
-        convert(tmp_path)
-    tensors = torch.load(tmp_path / "third", weights_only=True)
-    del tensors["norm.weight"]
-    torch.save(tensors, folder / "consolidated.02.pth")
-    with pytest.raises(
-        CheckpointError, match=r"norm\.weight is \(32,\) in file 0 and not there in file 2"
+def test_releases_are_known_by_their_numbers(tmp_path: Path) -> None:
+    _, params = write_raw(tmp_path, "grouped", 1)
+    for changes, positions in (
+        ({"norm_eps": 1e-6}, 2048),
+        ({"norm_eps": 1e-5}, 4096),
+        ({"rope_theta": 1e6}, 16384),
+        ({"rope_theta": 500000.0}, 8192),
+        ({"sliding_window": 4096}, 32768),
+        ({"max_seq_len": 100}, 100),
     ):
-        convert(tmp_path)
-    (folder / "params.json").unlink()
-    with pytest.raises(CheckpointError, match=r"expected: a folder with params\.json"):
-        convert(tmp_path)
+        (tmp_path / "params.json").write_text(json.dumps(params | changes))
+        assert raw_source(tmp_path, None).keys["max_position_embeddings"] == positions
 
 
-def test_rows_that_differ_are_found_by_the_comparison(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_raw_llama(tmp_path / "raw", "llama 8/4", RawForm())
-    monkeypatch.setattr(raw_llama, "_halves", lambda rows, width: rows)
-    with pytest.raises(CheckpointError, match="do not compute the same"):
-        convert(tmp_path)
-    assert not (tmp_path / "ours").exists()
-
-
-def test_tiktokens_list_is_not_taken_for_a_sentencepiece(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_raw_llama(tmp_path / "raw", "llama 4/1", RawForm())
-    (tmp_path / "raw" / "tokenizer.model").write_text("IQ== 0\nIg== 1\n")
-    convert(tmp_path)
-    assert "tokenizer.model is a list of tiktoken's" in capsys.readouterr().out
-    assert "set tokenizer_type" in (tmp_path / "ours" / "model.yml").read_text()
+def test_a_list_of_tokens_is_no_sentence_piece_model(tmp_path: Path) -> None:
+    write_raw(tmp_path, "first", 1)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).unlink()
+    (tmp_path / "tokenizer.model").write_bytes(b"IQ== 0\nIg== 1\n")
+    done = import_model(raw_source(tmp_path, None), tmp_path / "ours")
+    assert "is a list of tokens for tiktoken, as Llama 3's: take the tokenizer.json" in done.text()

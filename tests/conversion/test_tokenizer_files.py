@@ -67,7 +67,7 @@ def test_transformers_reads_the_same_ids(
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert theirs(TEXT).input_ids == ours.tokenize(TEXT)
     assert (theirs.eos_token_id, theirs.pad_token_id) == (ids.eos_token_id, ids.pad_token_id)
-    keys = copy_tokenizer(tmp_path, tmp_path / "copy")
+    keys = copy_tokenizer([tmp_path], tmp_path / "copy")
     copied = {
         key: value if key == "tokenizer_type" else str(tmp_path / "copy" / value)
         for key, value in keys.items()
@@ -120,5 +120,5 @@ def test_what_transformers_does_not_have(tmp_path: Path) -> None:
 
 def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "config.json").touch()
-    assert copy_tokenizer(tmp_path, tmp_path / "copy") == {}
+    assert copy_tokenizer([tmp_path], tmp_path / "copy") == {}
     assert not (tmp_path / "copy").exists()

@@ -22,6 +22,7 @@ import pytest
 import zstandard
 
 from megatron.neox_arguments.registry import KNOWN_KEYS
+from tests.conversion.raw_files import write_raw
 from tests.data.token_files import letters, write_documents
 from tests.docs.shell_blocks import Command, commands_of
 from tests.support.doors import environment
@@ -111,6 +112,9 @@ CHANGED = {
     "python tools/ckpts/convert_hf_to_neox.py": Change(
         makes=("checkpoints/from_hf/model.yml", "checkpoints/from_hf/latest")
     ),
+    "python tools/ckpts/convert_raw_llama_weights_to_neox.py": Change(
+        makes=("checkpoints/llama/model.yml", "checkpoints/llama/latest")
+    ),
     "./deepy.py generate.py checkpoints/from_hf/model.yml": Change(
         FEW_TOKENS + _set(num_samples=1), makes=("samples.txt",)
     ),
@@ -184,6 +188,7 @@ def put_text_into(folder: Path) -> None:
     shutil.copy(ROOT / "configs" / "local_setup.yml", folder / "my_cluster.yml")
     # Another text, of which the pages only check that it can be trained on.
     write_documents(folder / "data" / "other_text_document", letters(10, 41))
+    write_raw(folder / "llama" / "7B", "grouped", files=2)
 
 
 def run(command: Command, folder: Path) -> Done:

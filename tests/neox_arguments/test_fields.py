@@ -208,7 +208,6 @@ def test_ignored_keys_are_named_once_with_the_reason() -> None:
         ),
         ({"moe_num_experts": 8}, "moe_num_experts: found 8: experts are not supported yet"),
         ({"train_impl": "dpo"}, 'train_impl: found "dpo": only normal'),
-        ({"soft_prompt_tuning": {"enabled": True}}, "soft_prompt_tuning: found"),
     ],
 )
 def test_refused_keys(changes: dict[str, Any], line: str) -> None:

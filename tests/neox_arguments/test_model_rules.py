@@ -55,3 +55,83 @@ def test_the_table_of_distances_is_counted_once() -> None:
         ModelArgs(**shape, pos_emb=kind).layer_parameter_counts(16) for kind in ("none", "rpe")
     )
     assert [b - a for a, b in zip(plain, relative, strict=True)] == [0, 0, 64, 0, 0, 0, 0, 0]
+
+
+MUP = {"use_mup": True, "base_shapes_file": "base.yml"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            {"use_mup": True},
+            "base_shapes_file: missing, and use_mup is true: run a narrow model once with save_base_shapes",
+        ),
+        (
+            {"save_base_shapes": True},
+            "base_shapes_file: missing, and save_base_shapes is true: that is where they are written to",
+        ),
+        (
+            {**MUP, "save_base_shapes": True, "coord_check": True},
+            "coord_check: save_base_shapes is true too",
+        ),
+        (
+            {**MUP, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}},
+            "use_mup: its learning rates are those of Adam",
+        ),
+        (
+            {**MUP, "optimizer": {"type": "Adam", "params": {"lr": 1e-4, "adam_w_mode": False}}},
+            "use_mup: with optimizer.params.adam_w_mode: false weight decay is added to gradients",
+        ),
+        ({**MUP, "norm": "scalenorm"}, "use_mup: norm: scalenorm gives vectors a fixed length"),
+        (
+            {"coord_check": True, "pipe_parallel_size": 2},
+            "coord_check: looks at all layers, and each of the 2 stages of a pipeline",
+        ),
+        ({"mup_width_scale": 1}, "mup_width_scale: found 1, expected a whole number from 2"),
+    ],
+)
+def test_what_mup_needs(changes: dict[str, Any], text: str) -> None:
+    assert refusal(**changes).startswith(text)
+
+
+def test_mup_is_accepted_and_its_multipliers_are_ignored_without_it() -> None:
+    multipliers = {"mup_attn_temp": 2.0, "mup_init_scale": 0.5}
+    assert NeoXArgs.from_dict(small(**MUP, **multipliers)).notes == ()
+    (note,) = NeoXArgs.from_dict(small(**multipliers)).notes
+    assert note == "ignored: mup_init_scale, mup_attn_temp (use_mup is false)"
+
+
+PROMPT = {"enabled": True, "num_tokens": 4}
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"pipe_parallel_size": 1}, ": the vectors are at one end of a pipeline"),
+        ({"context_parallel_size": 2}, ": context_parallel_size gives each rank as many tokens"),
+        (
+            {"model_parallel_size": 2, "sequence_parallel": True},
+            ": sequence_parallel gives each rank as many tokens",
+        ),
+        (
+            {"reset_attention_mask": True},
+            ": the vectors are in front of a sample, and with reset_att",
+        ),
+        ({"zero_optimization": {"stage": 3}}, ": with ZeRO stage 3 frozen weights are cut"),
+        ({"reshape_on_load": True}, ": a state in which most weights are frozen"),
+        ({"soft_prompt_tuning": {**PROMPT, "tokens": 3}}, ".tokens: "),
+        ({"soft_prompt_tuning": {**PROMPT, "num_tokens": 0}}, ".num_tokens: found 0"),
+    ],
+)
+def test_what_a_soft_prompt_cannot_have(changes: dict[str, Any], text: str) -> None:
+    said = refusal(**{"soft_prompt_tuning": PROMPT, **changes})
+    assert said.startswith(f"soft_prompt_tuning{text}")
+
+
+def test_a_soft_prompt_that_is_switched_off_is_none() -> None:
+    off = NeoXArgs.from_dict(small(soft_prompt_tuning={"enabled": False, "num_tokens": 3}))
+    assert off.variants.soft_prompt is None
+    on = NeoXArgs.from_dict(small(soft_prompt_tuning=PROMPT)).variants.soft_prompt
+    assert on is not None
+    assert (on.num_tokens, on.init_string, on.init_range) == (4, "", 0.5)

@@ -103,6 +103,10 @@ from tests.support.small_config import refusal, small
             "pipe_partition_method: 'mamba' finds none of the layers: EmbeddingPipe, ",
         ),
         (
+            {"pipe_parallel_size": 2, "flops_profiler": {"enabled": True}},
+            "flops_profiler.enabled: DeepSpeed's timers stop a pipeline of 2 stages",
+        ),
+        (
             {"pipe_parallel_size": 2, "use_node_local_storage": True},
             "use_node_local_storage: is true, but each stage of a pipeline writes its part once",
         ),

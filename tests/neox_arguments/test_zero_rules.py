@@ -83,6 +83,10 @@ def zero(stage: int, **options: Any) -> dict[str, Any]:
             "prescale_gradients: cannot be had in ZeRO stage 3, which scatters gradients",
         ),
         (
+            zero(2) | {"prescale_gradients": True},
+            "prescale_gradients: cannot be had in ZeRO stage 2, which scatters gradients",
+        ),
+        (
             zero(3) | {"gradient_predivide_factor": 2.0},
             "gradient_predivide_factor: cannot be had in ZeRO stage 3",
         ),

@@ -3,7 +3,8 @@
 import torch
 from torch import nn
 
-from megatron.optimizers import weight_decay_groups
+from megatron.model import Parametrization
+from megatron.optimizers import set_learning_rate, weight_decay_groups
 
 
 def test_matrices_decay_vectors_do_not_frozen_ones_are_left_out() -> None:
@@ -26,3 +27,20 @@ def test_a_shared_parameter_is_listed_once() -> None:
     (group,) = weight_decay_groups(model, 0.1)
     assert len(group["params"]) == 1
     assert torch.equal(group["params"][0], model[0].weight)
+
+
+def test_matrices_of_a_wider_model_learn_slower_and_decay_as_much() -> None:
+    made = Parametrization(ratios={"0.weight": 4.0})
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    groups = weight_decay_groups(model, 0.1, made)
+    set_learning_rate(groups, 0.02)
+    assert [(g["name"], g["weight_decay"], g["lr"], g["parameter_names"]) for g in groups] == [
+        ("decay", 0.1, 0.02, ["1.weight"]),
+        ("no_decay", 0.0, 0.02, ["0.bias", "1.bias"]),
+        ("decay, 4 times as wide", 0.4, 0.005, ["0.weight"]),
+    ]
+
+
+def test_groups_of_a_standard_model_have_nothing_more() -> None:
+    (group,) = weight_decay_groups(nn.Linear(3, 2, bias=False), 0.1)
+    assert group.keys() == {"params", "weight_decay", "name"}

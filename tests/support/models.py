@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron.model import GPT2Model, layout
+from megatron.model import STANDARD, GPT2Model, Parametrization, layout
 from megatron.mpu import ParallelGroups
 from megatron.neox_arguments.sections import ModelArgs
+from megatron.neox_arguments.sections.variants import SoftPrompt
 from megatron.runtime.world import World
 
 SINGLE = ParallelGroups(World())
@@ -38,6 +39,8 @@ def tiny_model(
     checkpoint_num_layers: int = 1,
     partition_activations: bool = False,
     checkpoint_in_cpu: bool = False,
+    parametrization: Parametrization = STANDARD,
+    soft_prompt: SoftPrompt | None = None,
     **changes: Any,
 ) -> GPT2Model:
     return GPT2Model(
@@ -49,6 +52,8 @@ def tiny_model(
         checkpoint_num_layers=checkpoint_num_layers,
         partition_activations=partition_activations,
         checkpoint_in_cpu=checkpoint_in_cpu,
+        parametrization=parametrization,
+        soft_prompt=soft_prompt,
     )
 
 

@@ -105,10 +105,13 @@ def error_of(world: World, config: dict[str, Any]) -> float:
         return {name: whole(p).double() for name, p in engine.module.named_parameters()}
 
     before = masters()
-    train_step(engine, batch, settings, step=0, learning_rate=1.0)
+    told = train_step(engine, batch, settings, step=0, learning_rate=1.0)
     after = masters()
     off = sum(float((before[name] - after[name] - true[name]).square().sum()) for name in true)
-    return float((off / sum(float(g.square().sum()) for g in true.values())) ** 0.5)
+    norm = float(sum(float(g.square().sum()) for g in true.values()) ** 0.5)
+    # By this norm gradients are clipped.
+    assert told.grad_norm == pytest.approx(norm, rel=1e-2)
+    return float(off**0.5) / norm
 
 
 def check(folder: Path, cases: dict[str, tuple[str, int, dict[str, Any]]]) -> None:

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
-from megatron.checkpointing import find_checkpoint, load_checkpoint, read_weights
+from megatron.checkpointing import (
+    CheckpointInfo,
+    find_checkpoint,
+    load_checkpoint,
+    read_weights,
+)
+from megatron.checkpointing import (
+    weights as weight_files,
+)
 from megatron.errors import CheckpointError, ConfigError
 from megatron.neox_arguments import NeoXArgs
 from megatron.runtime.partitioned import gathered
 from megatron.runtime.world import World
-from megatron.training.setup import build_engine, build_model, build_parts
+from megatron.training.setup import Parts, build_engine, build_model, build_parts
 from tests.support.ranks import run_ranks
 from tests.support.tiny import series, tiny_config, write_tokens
 from tests.support.whole_runs import train_all
@@ -118,7 +130,27 @@ def inspect(world: World, config: dict[str, Any]) -> dict[str, Any]:
         load_checkpoint(engine, found, world=world)
     except CheckpointError as error:
         seen["refused"] = str(error)
+    seen["unreadable"] = read_badly(world, args, parts, found)
     return seen
+
+
+def read_badly(world: World, args: NeoXArgs, parts: Parts, found: CheckpointInfo) -> str:
+    """What this rank is told when the last one cannot read the second layer's weights."""
+    engine = build_engine(args, parts, build_model(args, parts, partitioned=True))
+    layers = iter([1, 2])
+    read = weight_files._read
+
+    def fails_later(*arguments: Any) -> dict[str, torch.Tensor]:
+        if world.rank == world.size - 1 and next(layers, 2) == 2:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), "layer_01")
+        return read(*arguments)
+
+    try:
+        with mock.patch.object(weight_files, "_read", fails_later):
+            load_checkpoint(engine, found, world=world, load_optim=False)
+    except CheckpointError as error:
+        return str(error)
+    return ""
 
 
 def go_on(
@@ -165,6 +197,8 @@ def check(folder: Path, variants: list[str], ranks: int) -> None:
                 is_partitioned = VARIANTS[variant]["zero_optimization"]["stage"] == 3
                 assert ((0,) in seen["shapes", load_optim]) is is_partitioned
             assert "the model has (64,)" in seen["refused"]
+            expected = f"rank {ranks - 1} on .*: Input/output error: layer_01"
+            assert bool(re.match(expected, seen["unreadable"])) is is_partitioned
     assert found[0][0]["shapes", True] == {(0,)}
 
 

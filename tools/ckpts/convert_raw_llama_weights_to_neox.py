@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Turn Llama's published files into a checkpoint. See --help."""
+"""Turn Llama's own files into a checkpoint. See --help."""
 
 import sys
 from pathlib import Path

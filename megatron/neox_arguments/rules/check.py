@@ -13,14 +13,22 @@ from megatron.neox_arguments.batch_sizes import (
 from megatron.neox_arguments.merging import Merged
 from megatron.neox_arguments.problems import Problems, shown
 from megatron.neox_arguments.registry import KNOWN_KEYS, meant_key
-from megatron.neox_arguments.rules import layout, model, precision, run, zero
+from megatron.neox_arguments.rules import layout, model, mup, precision, run, soft_prompt, zero
 from megatron.neox_arguments.rules.notes import notes
 from megatron.neox_arguments.rules.rule import REQUIRED
 
 if TYPE_CHECKING:
     from megatron.neox_arguments.arguments import NeoXArgs
 
-RULES = (*model.RULES, *layout.RULES, *zero.RULES, *run.RULES, *precision.RULES)
+RULES = (
+    *model.RULES,
+    *mup.RULES,
+    *soft_prompt.RULES,
+    *layout.RULES,
+    *zero.RULES,
+    *run.RULES,
+    *precision.RULES,
+)
 
 
 def check_rules(

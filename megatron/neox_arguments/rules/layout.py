@@ -65,6 +65,17 @@ def _stages_exchange_what_they_have(args: NeoXArgs) -> Iterator[Finding]:
             )
 
 
+@RULES.about("flops_profiler", "pipe_parallel_size")
+def _profiled_in_one_piece(args: NeoXArgs) -> Iterator[Finding]:
+    stages = args.parallelism.pipe_parallel_size
+    if stages > 1 and (args.ds.flops_profiler or {}).get("enabled"):
+        yield (
+            "flops_profiler.enabled",
+            f"DeepSpeed's timers stop a pipeline of {stages} stages (pipe_parallel_size): take it out, or "
+            "profile a run with pipe_parallel_size: 0",
+        )
+
+
 @RULES.about("model_parallel_size", "num_attention_heads", "hidden_size")
 def _tensor_parallel_ranks_share_evenly(args: NeoXArgs) -> Iterator[Finding]:
     model, ranks = args.model, args.parallelism.model_parallel_size

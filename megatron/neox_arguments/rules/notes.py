@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from megatron.neox_arguments.nested_keys import NOT_DEEPSPEEDS
+from megatron.neox_arguments.rules.mup import MULTIPLIERS
 
 if TYPE_CHECKING:
     from megatron.neox_arguments.arguments import NeoXArgs
@@ -20,6 +21,8 @@ def notes(args: NeoXArgs) -> Iterator[str]:
     if args.parallelism.sequence_parallel and args.parallelism.model_parallel_size == 1:
         yield "ignored: sequence_parallel (there is one tensor-parallel rank)"
     yield from _notes_on_recomputation(args)
+    if args.parallelism.pipe_parallel_size > 0 and args.logging.wall_clock_breakdown:
+        yield "ignored: wall_clock_breakdown (DeepSpeed's timers do not run in its pipeline engine)"
     scaling = args.ds.fp16 or {}
     if model.precision != "fp16" and "enabled" not in scaling:
         asked = [key for key, value in scaling.items() if value != _LOSS_SCALING.get(key)]
@@ -37,6 +40,12 @@ def notes(args: NeoXArgs) -> Iterator[str]:
         asked = [key for key in keys_of_rpe if getattr(model, key) != getattr(type(model), key)]
         if asked:
             yield f"ignored: {', '.join(asked)} (pos_emb is {model.pos_emb})"
+    if not args.mup.use_mup:
+        asked = [
+            key for key in MULTIPLIERS if getattr(args.mup, key) != getattr(type(args.mup), key)
+        ]
+        if asked:
+            yield f"ignored: {', '.join(asked)} (use_mup is false)"
     if model.bias_gelu_fusion and model.activation != "gelu":
         yield f"ignored: bias_gelu_fusion (activation is {model.activation})"
     elif model.bias_gelu_fusion and model.gelu_form is not None:

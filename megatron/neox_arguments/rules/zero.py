@@ -101,7 +101,7 @@ def zero_options_are_here(args: NeoXArgs) -> Iterator[Finding]:
             f"{_GROUP}.compute_grad_norm",
             "each step reports the norm of the gradient, and stops at one that is no number: take it out",
         )
-    if stage == 3 and group.get("reduce_scatter", True):
+    if stage in (2, 3) and group.get("reduce_scatter", True):
         asked = {
             "prescale_gradients": args.ds.prescale_gradients,
             "gradient_predivide_factor": args.ds.gradient_predivide_factor != 1.0,
@@ -109,8 +109,8 @@ def zero_options_are_here(args: NeoXArgs) -> Iterator[Finding]:
         for key in (key for key, is_asked in asked.items() if is_asked):
             yield (
                 key,
-                "cannot be had in ZeRO stage 3, which scatters gradients as it sums them: take it out, "
-                f"or set {_GROUP}.reduce_scatter: false",
+                f"cannot be had in ZeRO stage {stage}, which scatters gradients as it sums them: take it "
+                f"out, or set {_GROUP}.reduce_scatter: false",
             )
 
 

@@ -154,7 +154,7 @@ class LoggingArgs:
     """Steps between DeepSpeed's own lines, which show at the level debug only; a pipeline has none."""
 
     wall_clock_breakdown: bool = False
-    """DeepSpeed's timing of forward, backward and step."""
+    """DeepSpeed's timing of forward, backward and step; a pipeline has none."""
 
     peak_theoretical_tflops: PositiveFloat | None = None
     """What one device could compute, in 10^12 floating-point operations a second: the MFU of the log is

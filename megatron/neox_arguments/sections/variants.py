@@ -18,6 +18,21 @@ _WITH_RWKV = Ignored("has a meaning with attention_config: rwkv only")
 
 
 @dataclass(frozen=True)
+class SoftPrompt:
+    """Vectors in front of each sample (Lester et al., 2021).
+
+    Attributes:
+        num_tokens: how many.
+        init_string: a text whose embeddings they start as; empty: none.
+        init_range: they start between minus and plus this.
+    """
+
+    num_tokens: int = 10
+    init_string: str = ""
+    init_range: float = 0.5
+
+
+@dataclass(frozen=True)
 class VariantArgs:
     """What takes the place of full attention, or of layers of their own."""
 
@@ -32,8 +47,11 @@ class VariantArgs:
     )
     """Which layers share their weights."""
 
-    soft_prompt_tuning: Annotated[dict[str, Any] | None, _NOT_YET] = None
-    """Trainable embeddings in front of each sample, as a group with `enabled`."""
+    soft_prompt_tuning: dict[str, Any] | None = None
+    """Train vectors in front of each sample, and nothing else: `{enabled: true, num_tokens: 10, init_string:
+    "", init_range: 0.5}`, so many vectors, which start as the embeddings of a text or, without one, evenly
+    spread over plus and minus the range. Samples keep all their tokens and labels: the vectors come on top
+    of `seq_length` and predict nothing. Start from a model with `finetune: true`."""
 
     output_layer_parallelism: Annotated[Literal["column"], Refused("only column")] = "column"
     """How the output layer is split over `model_parallel_size`."""
@@ -67,3 +85,9 @@ class VariantArgs:
 
     ffn_dim: Annotated[PositiveInt | None, _WITH_RWKV] = None
     """Width of the channel mixing."""
+
+    @property
+    def soft_prompt(self) -> SoftPrompt | None:
+        """`soft_prompt_tuning` where it is switched on."""
+        group = dict(self.soft_prompt_tuning or {})
+        return SoftPrompt(**group) if group.pop("enabled", False) else None
