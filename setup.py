@@ -34,6 +34,7 @@ setup(
         "parquet": ["pyarrow>=16"],  # .parquet as input of preprocessing
         "ftfy": ["ftfy>=6"],  # --ftfy
         "plot": ["matplotlib>=3.8"],  # the picture of coord_check
+        "hub": ["huggingface_hub>=0.24"],  # tools/ckpts/upload.py
         "transformers": ["transformers>=4.45"],  # conversions compare logits with it
     },
 )

@@ -112,21 +112,10 @@ class ShardWriter:
                 fill(file)
                 file.flush()
                 size = file.tell()
-        except (OSError, RuntimeError) as error:
-            # torch's zip writer turns a failed write into a RuntimeError and keeps the OSError
-            # behind it; a RuntimeError without one is a fault, not a disk.
-            cause = _os_error_behind(error)
-            if cause is None:
-                raise
-            self.error = OSError(cause.errno, cause.strerror, str(path))
+        except OSError as error:
+            self.error = error
         else:
             self.files[name] = size
-
-
-def _os_error_behind(error: BaseException | None) -> OSError | None:
-    while error is not None and not isinstance(error, OSError):
-        error = error.__cause__ or error.__context__
-    return error
 
 
 def write_shards(

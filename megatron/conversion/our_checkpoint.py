@@ -50,7 +50,11 @@ class Origin:
 
 
 def find_origin(
-    folder: str | Path, iteration: int | None = None, config_files: Sequence[str | Path] = ()
+    folder: str | Path,
+    iteration: int | None = None,
+    config_files: Sequence[str | Path] = (),
+    *,
+    any_kind: bool = False,
 ) -> Origin:
     """The checkpoint in ``folder``, with the configuration that lies in it.
 
@@ -58,6 +62,7 @@ def find_origin(
         folder: a run's checkpoints, or one of them (``global_step<N>``).
         iteration: the step to take instead of the latest.
         config_files: to be read instead of the checkpoint's own configuration.
+        any_kind: of model, not only one that a family of Hugging Face may express.
 
     Raises:
         CheckpointError: there is no checkpoint, or it does not say what it is of.
@@ -78,7 +83,8 @@ def find_origin(
     else:
         args = _read_configuration(info, config_files or sorted(own.glob("*.yml")))
         model, values = args.model, args.flat()
-    _require_no_more(info, values)
+    if not any_kind:
+        _require_no_more(info, values)
     names = TokenizerArgs.__dataclass_fields__
     tokenizer = TokenizerArgs(**{name: values[name] for name in names if name in values})
     return Origin(info, model, tokenizer, info.state.get("vocab_size"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -38,6 +39,11 @@ class Parameter:
     def name(self) -> str:
         """In the plain form."""
         return f"sequential.{self.layer}.{self.inner}"
+
+    @property
+    def numbers(self) -> int:
+        """How many it holds."""
+        return math.prod(self.shape)
 
 
 def parameters_of(model: ModelArgs, rows: int) -> Iterator[Parameter]:

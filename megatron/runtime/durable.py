@@ -24,17 +24,25 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
     """Open ``path`` for writing from scratch; at the end of the block its bytes are on the disk.
 
     Raises:
-        OSError: with the file's name, also where the system gives none (a full disk, for one).
+        OSError: with the file's name, also where the system gives none (a full disk, for one), and where
+            a library has made a RuntimeError of it, as torch's writer of zip files does.
     """
     try:
         with open(path, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-    except OSError as error:
-        if error.filename is not None:
+    except (OSError, RuntimeError) as error:
+        cause = _os_error_behind(error)
+        if cause is None or (cause is error and cause.filename is not None):
             raise
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        raise OSError(cause.errno, cause.strerror, str(path)) from error
+
+
+def _os_error_behind(error: BaseException | None) -> OSError | None:
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def write_file(path: Path, content: bytes) -> int:
