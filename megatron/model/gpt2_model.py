@@ -134,7 +134,7 @@ class GPT2Model(nn.Module):
         checkpoint_num_layers: int = 1,
         partition_activations: bool = False,
         checkpoint_in_cpu: bool = False,
-        place_layer: Callable[[nn.Module], None] | None = None,
+        place_layer: Callable[[nn.Module], object] | None = None,
         layers: range | None = None,
         parametrization: Parametrization = STANDARD,
         soft_prompt: SoftPrompt | None = None,

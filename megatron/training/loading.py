@@ -10,7 +10,7 @@ from megatron.logging import get_logger
 from megatron.model import GPT2Model
 from megatron.neox_arguments import NeoXArgs
 from megatron.training.resume import check_same_parametrization, note_other_tokenizer
-from megatron.training.setup import DTYPES, Parts, build_model
+from megatron.training.setup import Parts, build_model
 
 log = get_logger(__name__)
 
@@ -59,4 +59,4 @@ def load_trained_model(
         vocab_size=parts.tokenizer.vocab_size,
     )
     log.info("weights of %s (step %s)", found.path, f"{found.step:,}")
-    return model.to(device=parts.device, dtype=DTYPES[args.model.precision]).eval(), found
+    return model.eval(), found

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from megatron.data.boundaries import Boundaries
 from megatron.data.sources import run_length
@@ -97,18 +100,23 @@ def padding_id(args: NeoXArgs, tokenizer: Tokenizer) -> int:
 
 
 def build_model(args: NeoXArgs, parts: Parts, *, partitioned: bool = False) -> GPT2Model:
-    """The model with its initial weights, in fp32 on the CPU; in a pipeline, this rank's stage of it.
+    """The model with its initial weights, in the run's precision on its device; in a pipeline, this
+    rank's stage of it.
+
+    Weights are drawn in fp32 on the CPU, a layer at a time, and brought where they belong before the next:
+    the host never holds more than one layer for each of its ranks.
 
     With ``use_mup`` the file of the base model's shapes is read.
 
-    With ``partitioned`` a model for ZeRO stage 3 is made as this rank will hold it, layer by layer: its
-    part of each, in the run's precision. The values are the same.
+    With ``partitioned`` a model for ZeRO stage 3 is made as this rank will hold it: its part of each layer.
+    The values are the same.
     """
-    place_layer = None
+    dtype = DTYPES[args.model.precision]
+    place_layer: Callable[[nn.Module], object] = partial(
+        nn.Module.to, device=parts.device, dtype=dtype
+    )
     if partitioned and args.optim.zero_stage == 3:
-        place_layer = partitioner(
-            args.deepspeed_config(parts.world.size), parts.groups, DTYPES[args.model.precision]
-        )
+        place_layer = partitioner(args.deepspeed_config(parts.world.size), parts.groups, dtype)
     model = GPT2Model(
         args.model,
         padded_vocab_size=parts.padded_vocab,
