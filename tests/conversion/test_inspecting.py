@@ -105,6 +105,24 @@ def test_names_of_one_alone(
     assert said.endswith("; 1 in one alone\n")
 
 
+def test_tensors_beside_the_model_are_shown(
+    forms: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as the vectors of a soft prompt, which no family of Hugging Face has."""
+    write_neox(tmp_path / "tuned", CASE, Form(size=1))
+    path = tmp_path / "tuned" / f"global_step{STEP}" / "mp_rank_00_model_states.pt"
+    content = torch.load(path, weights_only=True)
+    content["module"]["sequential.0.soft_embedding_weight"] = torch.ones(3, 32)
+    torch.save(content, path)
+    folders = [str(tmp_path / "tuned"), str(forms / "hf")]
+    assert main([*folders, "--diff", "--vocab_size", str(VOCAB)]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[2:] == [
+        "  sequential.0.soft_embedding_weight  only in one",
+        "15 tensors in both: 15 equal, 0 differ; 1 in one alone",
+    ]
+
+
 def test_numbers_of_a_model(forms: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(forms / "ranks"), "--stats"]) == 0
     said = capsys.readouterr().out
