@@ -15,7 +15,7 @@ from torch import Tensor
 from megatron.checkpointing.reshard import reshard
 from megatron.conversion.any_form import Model, open_model
 from megatron.conversion.importing import Layout, import_folder, import_model
-from megatron.conversion.inspecting import described, deviations, main
+from megatron.conversion.inspecting import _CHUNK, described, deviations, main
 from megatron.conversion.parameters import Parameter
 from megatron.conversion.sources import raw_source
 from megatron.errors import CheckpointError
@@ -150,6 +150,16 @@ def test_numbers_that_are_none() -> None:
     assert found == [(0.0, 0), (inf, 1), (inf, 1)]
     lines = list(described(one, with_numbers=True))
     assert "mean +1.000e+00  std 0.000e+00  largest 1.000e+00  1 are no finite numbers" in lines[1]
+
+
+def test_types_do_not_matter_and_pieces_add_up() -> None:
+    """Numbers of three pieces, of which each has one that differs; the same in another type is equal."""
+    one, other = torch.zeros(3, _CHUNK), torch.zeros(3, _CHUNK, dtype=torch.bfloat16)
+    other[0, 0], other[1, 1], other[2, -1] = 0.5, -2.0, 1.0
+    (found,) = deviations(model_of(one), model_of(other))
+    assert (found.largest, found.different) == (2.0, 3)
+    (found,) = deviations(model_of(other.float()), model_of(other))
+    assert (found.largest, found.different) == (0.0, 0)
 
 
 def test_one_tensor_of_each_is_in_memory() -> None:
