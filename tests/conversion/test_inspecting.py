@@ -15,7 +15,7 @@ from torch import Tensor
 from megatron.checkpointing.reshard import reshard
 from megatron.conversion.any_form import Model, open_model
 from megatron.conversion.importing import Layout, import_folder, import_model
-from megatron.conversion.inspecting import described, deviations, main
+from megatron.conversion.inspecting import _CHUNK, described, deviations, main
 from megatron.conversion.parameters import Parameter
 from megatron.conversion.sources import raw_source
 from megatron.errors import CheckpointError
@@ -105,6 +105,24 @@ def test_names_of_one_alone(
     assert said.endswith("; 1 in one alone\n")
 
 
+def test_tensors_beside_the_model_are_shown(
+    forms: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as the vectors of a soft prompt, which no family of Hugging Face has."""
+    write_neox(tmp_path / "tuned", CASE, Form(size=1))
+    path = tmp_path / "tuned" / f"global_step{STEP}" / "mp_rank_00_model_states.pt"
+    content = torch.load(path, weights_only=True)
+    content["module"]["sequential.0.soft_embedding_weight"] = torch.ones(3, 32)
+    torch.save(content, path)
+    folders = [str(tmp_path / "tuned"), str(forms / "hf")]
+    assert main([*folders, "--diff", "--vocab_size", str(VOCAB)]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[2:] == [
+        "  sequential.0.soft_embedding_weight  only in one",
+        "15 tensors in both: 15 equal, 0 differ; 1 in one alone",
+    ]
+
+
 def test_numbers_of_a_model(forms: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(forms / "ranks"), "--stats"]) == 0
     said = capsys.readouterr().out
@@ -132,6 +150,16 @@ def test_numbers_that_are_none() -> None:
     assert found == [(0.0, 0), (inf, 1), (inf, 1)]
     lines = list(described(one, with_numbers=True))
     assert "mean +1.000e+00  std 0.000e+00  largest 1.000e+00  1 are no finite numbers" in lines[1]
+
+
+def test_types_do_not_matter_and_pieces_add_up() -> None:
+    """Numbers of three pieces, of which each has one that differs; the same in another type is equal."""
+    one, other = torch.zeros(3, _CHUNK), torch.zeros(3, _CHUNK, dtype=torch.bfloat16)
+    other[0, 0], other[1, 1], other[2, -1] = 0.5, -2.0, 1.0
+    (found,) = deviations(model_of(one), model_of(other))
+    assert (found.largest, found.different) == (2.0, 3)
+    (found,) = deviations(model_of(other.float()), model_of(other))
+    assert (found.largest, found.different) == (0.0, 0)
 
 
 def test_one_tensor_of_each_is_in_memory() -> None:
