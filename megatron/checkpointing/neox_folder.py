@@ -22,6 +22,7 @@ from megatron.checkpointing.find import CheckpointInfo
 from megatron.checkpointing.inert_objects import Inert
 from megatron.checkpointing.neox_files import NeoXFiles
 from megatron.checkpointing.neox_shapes import differences_in_shapes
+from megatron.checkpointing.same_model import model_differences
 from megatron.checkpointing.tensor_files import read_weights_file
 from megatron.errors import CheckpointError
 from megatron.neox_arguments.files import read_files
@@ -33,31 +34,8 @@ _FACTS_FILE = "mp_rank_00_model_states.pt"
 _CONFIGS = "configs/"
 _VOCABULARY_MULTIPLE = "make_vocab_size_divisible_by"
 
-# Keys that shapes do not show, or show less clearly; what each key's value comes to in a model.
-_COMPARED = {
-    "num_layers": "num_layers",
-    "hidden_size": "hidden_size",
-    "num_attention_heads": "num_attention_heads",
-    "num_kv_heads": "kv_heads",
-    "pos_emb": "pos_emb",
-    "rotary_pct": "rotary_dim",
-    "rotary_emb_base": "rotary_emb_base",
-    "norm": "norm",
-    "layernorm_epsilon": "norm_epsilon",
-    "rms_norm_epsilon": "norm_epsilon",
-    "activation": "activation",
-    "gpt_j_residual": "gpt_j_residual",
-    "gpt_j_tied": "gpt_j_tied",
-    "no_weight_tying": "no_weight_tying",
-    "use_qk_layernorm": "qk_norm_kind",
-    "use_bias_in_attn_linear": "use_bias_in_attn_linear",
-    "opt_pos_emb_offset": "opt_pos_emb_offset",
-    "rpe_max_distance": "rpe_max_distance",
-}
 # Without these a configuration is a part of one, whose other keys mean nothing.
 _COMPLETE = {"num_layers", "hidden_size"}
-# Other words for the same function.
-_SAME = {"swish": "silu"}
 
 
 @dataclass(frozen=True)
@@ -140,20 +118,4 @@ def _differences(told: Told, model: ModelArgs) -> list[str]:
     """The keys whose meaning there is another one than here: a line each."""
     is_whole = told.source == _CONFIGS and told.keys.keys() >= _COMPLETE
     theirs = ModelArgs(**{**({} if is_whole else vars(model)), **told.keys})
-    found = []
-    for key, meaning in _COMPARED.items():
-        there, here = getattr(theirs, meaning), getattr(model, meaning)
-        of_other_norm = key.endswith("epsilon") and key != _EPSILON_OF.get(model.norm)
-        if _SAME.get(there, there) != _SAME.get(here, here) and not of_other_norm:
-            found.append(f"{key}: {getattr(theirs, key)} → {getattr(model, key)}")
-    if theirs.num_layers == model.num_layers and _windows(theirs) != _windows(model):
-        found.append("attention_config, sliding_window_width: other windows → those of this run")
-    return found
-
-
-_EPSILON_OF = {"layernorm": "layernorm_epsilon", "rmsnorm": "rms_norm_epsilon"}
-
-
-def _windows(model: ModelArgs) -> list[int | None]:
-    """How far each layer sees."""
-    return [model.window_of(layer) for layer in range(model.num_layers)]
+    return model_differences(theirs, model)

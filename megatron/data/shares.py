@@ -15,7 +15,8 @@ _SHOWN: Final = 8  # members that are listed one by one
 def blend_lines(facts: Mapping[str, SplitFacts], splits: Mapping[str, Samples]) -> Iterator[str]:
     """A line for each blend and a few for its members, those with most samples first."""
     for name, blend in splits.items():
-        if isinstance(blend, BlendedDataset):
+        # One dataset has no shares, and a run at its end reads nothing more.
+        if isinstance(blend, BlendedDataset) and len(blend.given) > 1 and blend.given.sum():
             yield from _lines(name, facts[name], blend)
 
 

@@ -52,8 +52,8 @@ class RankGrid:
             raise ConfigError(
                 f"layout of ranks: pipe {pipe} x context {context} x model {model} = {block} ranks "
                 f"for one copy of the model, but the run has {world_size}: it must be a multiple. "
-                "Change the number of processes, pipe_parallel_size, context_parallel_size or "
-                "model_parallel_size"
+                f"Start {block} processes or a multiple (--num_gpus {block} in front of the script), or "
+                "change pipe_parallel_size, context_parallel_size or model_parallel_size"
             )
         return RankGrid(pipe, world_size // block, context, model)
 

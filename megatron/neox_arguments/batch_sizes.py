@@ -54,18 +54,23 @@ def data_parallel_size(parallelism: ParallelismArgs, world_size: int) -> int:
     needed = parallelism.ranks_per_replica
     if world_size % needed == 0:
         return world_size // needed
-    pipe, model = max(1, parallelism.pipe_parallel_size), parallelism.model_parallel_size
-    context = parallelism.context_parallel_size
-    factors = [f"pipe_parallel_size {pipe}", f"model_parallel_size {model}"]
-    if context > 1:
-        factors.insert(1, f"context_parallel_size {context}")
-    equation = f"{' x '.join(factors)} = {needed}"
+    sizes = {
+        "pipe_parallel_size": parallelism.pipe_parallel_size,
+        "context_parallel_size": parallelism.context_parallel_size,
+        "model_parallel_size": parallelism.model_parallel_size,
+    }
+    factors = [f"{key} {size}" for key, size in sizes.items() if size > 1]
+    equation = f"{' x '.join(factors)} = {needed}" if len(factors) > 1 else factors[0]
     what = (
         f"needs {needed} GPUs (or CPU processes), {world_size} exist"
         if world_size < needed
         else f"needs a multiple of {needed} GPUs (or CPU processes), {world_size} is none"
     )
-    raise BatchMismatch("pipe_parallel_size", f"the layout {what}: {equation}")
+    raise BatchMismatch(
+        factors[0].split()[0],
+        f"the layout {what}: {equation}. Start {needed}, or a multiple (--num_gpus {needed} in front of "
+        f"the script, or num_gpus: {needed}), or change it",
+    )
 
 
 def solve_batch(batch: BatchArgs, ranks: int) -> BatchSizes:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from megatron.checkpointing import CheckpointInfo
+from megatron.checkpointing.reshard import model_of
+from megatron.checkpointing.same_model import model_differences
 from megatron.data.datasets import DataSplits, describe_difference
 from megatron.data.progress import Progress
 from megatron.data.split_plan import SHARED_FACTS
@@ -13,6 +15,7 @@ from megatron.errors import CheckpointError
 from megatron.logging import get_logger
 from megatron.model import parametrization_of
 from megatron.neox_arguments import BatchSizes, NeoXArgs
+from megatron.neox_arguments.sections import ModelArgs
 from megatron.optimizers import LRSchedule
 from megatron.training.setup import Parts
 
@@ -84,6 +87,31 @@ def check_same_parametrization(found: CheckpointInfo, args: NeoXArgs, padded_voc
     )
 
 
+def check_same_model(found: CheckpointInfo, model: ModelArgs, *, finetune: bool) -> None:
+    """Refuse to train on as another model than the one that was trained; say so in a fine-tuning.
+
+    Names and shapes are compared where weights are loaded. This is about what they do not show.
+
+    Raises:
+        CheckpointError: the configuration in the checkpoint describes another model.
+    """
+    if found.manifest is None:
+        return
+    changed = model_differences(model_of(found), model)
+    if not changed:
+        return
+    if finetune:
+        log.info("finetune: another model than was trained: %s", "; ".join(changed))
+        return
+    lines = "\n".join(f"    {line}" for line in changed)
+    raise CheckpointError(
+        f"{found.path}: its run trained another model than this configuration describes\n"
+        f"  checkpoint → configuration:\n{lines}\n"
+        "  to do: restore these keys, or start anew from its weights with finetune: true",
+        everywhere=True,
+    )
+
+
 def check_same_data(found: CheckpointInfo, data: DataSplits, *, allowed: bool) -> None:
     """Refuse to go on with other data, or another order, than the checkpoint was made with.
 
@@ -113,11 +141,16 @@ def check_same_data(found: CheckpointInfo, data: DataSplits, *, allowed: bool) -
     if not changed or allowed:
         return
     listing = "\n".join(changed[:5] + ([f"    … {len(changed) - 5} more"] if changed[5:] else []))
+    of_epochs = any("epochs" in line.partition("→")[0] for line in changed)
+    hint = (
+        " (epochs follow from train_iters and the batch; with data_order: epochs they do not matter)"
+        if of_epochs
+        else ""
+    )
     raise CheckpointError(
         f"{found.path}: was trained on other data, or on the same in another order\n"
         f"  checkpoint → configuration:\n{listing}\n"
-        "  to do: restore these (epochs follow from train_iters and the batch; with data_order: epochs "
-        "they do not matter), or set allow_data_change: true",
+        f"  to do: restore these{hint}, or set allow_data_change: true",
         everywhere=True,
     )
 
@@ -143,7 +176,8 @@ def _changed_for_good(
         for source in data.train_plan.sources
         if keys.get(source.path, source.key) != source.key
     ]
-    return [*describe_difference(*shared), *other]
+    # A key of the whole, such as the seed, changes those of all datasets.
+    return describe_difference(*shared) or other
 
 
 def note_changed_blend(data: DataSplits, progress: Progress | None) -> None:

@@ -22,6 +22,7 @@ from megatron.data.datasets import DataSplits, build_datasets
 from megatron.data.loader import StepLoader, build_step_loader
 from megatron.data.sources import order_of
 from megatron.data.splits import samples_wanted
+from megatron.errors import CheckpointError
 from megatron.logging import get_logger
 from megatron.neox_arguments import BatchSizes, NeoXArgs
 from megatron.optimizers import LRSchedule
@@ -33,6 +34,7 @@ from megatron.training.loop import Hooks, Plan, train
 from megatron.training.report import Reporter, run_facts
 from megatron.training.resume import (
     check_same_data,
+    check_same_model,
     check_same_parametrization,
     check_same_schedule,
     note_changed_blend,
@@ -140,10 +142,23 @@ def _find(args: NeoXArgs, world: World) -> CheckpointInfo | None:
         foreign=args.checkpointing.finetune,
         neox=True,
     )
-    if found is None:
+    if found is not None:
+        args.check_runtime(iteration=found.step)
+    elif args.checkpointing.finetune:
+        raise CheckpointError(
+            f"load: {load} holds no checkpoint\n"
+            "  expected: the weights to start from, because of finetune: true\n"
+            "  to do: set load to a folder with checkpoints",
+            everywhere=True,
+        )
+    elif args.checkpointing.save in (None, load):
         log.info("no checkpoint in %s yet: starting from step 0", load)
     else:
-        args.check_runtime(iteration=found.step)
+        log.warning(
+            "load: no checkpoint in %s: starting from step 0 (save is another folder: %s)",
+            load,
+            args.checkpointing.save,
+        )
     return found
 
 
@@ -190,6 +205,7 @@ def _load(
     if found is None:
         return RunState()
     note_other_tokenizer(found, parts)
+    check_same_model(found, args.model, finetune=args.checkpointing.finetune)
     check_same_parametrization(found, args, parts.padded_vocab)
     if args.checkpointing.finetune or found.manifest is None:
         starts_prompt = prompt is not None and not has_prompt(found)
@@ -265,6 +281,8 @@ def _train(run: _Run) -> bool:
             settings.save, world=run.parts.world, node_local=settings.use_node_local_storage
         )
     evaluation = _evaluation(run)
+    if state.step == 0 and 0 in settings.save_steps(total):
+        _save(run, state)
 
     with _train_loader(run) as loader:
         why = train(

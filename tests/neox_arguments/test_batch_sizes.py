@@ -61,15 +61,19 @@ def test_too_few_ranks_for_the_layout() -> None:
         configured(4, train_batch_size=4, pipe_parallel_size=4, model_parallel_size=2)
     assert (
         "pipe_parallel_size: the layout needs 8 GPUs (or CPU processes), 4 exist: "
-        "pipe_parallel_size 4 x model_parallel_size 2 = 8"
+        "pipe_parallel_size 4 x model_parallel_size 2 = 8. Start 8, or a multiple (--num_gpus 8 in front"
     ) in str(error.value)
+    with pytest.raises(
+        ConfigError, match=r"model_parallel_size: the layout needs 2 GPUs .*: model_"
+    ):
+        configured(1, train_batch_size=4, model_parallel_size=2)
 
 
 def test_ranks_that_share_sequences_read_the_same_samples() -> None:
     layout = {"context_parallel_size": 2, "model_parallel_size": 2}
     args = configured(8, train_batch_size=8, **layout)
     assert args.batch_sizes(8) == BatchSizes(8, 4, 1, 2)
-    with pytest.raises(ConfigError, match="pipe_parallel_size 1 x context_parallel_size 2 x model"):
+    with pytest.raises(ConfigError, match="context_parallel_size 2 x model_parallel_size 2 = 4"):
         configured(6, train_batch_size=8, **layout)
 
 

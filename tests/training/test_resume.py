@@ -150,3 +150,41 @@ def test_another_optimizers_state_is_refused(trained: Path) -> None:
         ):
             assert f"found: optimizer state exp_avg, exp_avg_sq\n  expected: {kept}" in text
             assert "no_load_optim: true (same step)" in text
+
+
+def train_or_say(world: World, configs: list[dict[str, Any]]) -> list[int | str]:
+    """The step at which each run ends, or why it does not start."""
+    found: list[int | str] = []
+    for config in configs:
+        try:
+            found += train_all(world, [config])
+        except CheckpointError as error:
+            found.append(str(error))
+    return found
+
+
+@pytest.mark.ranks
+def test_only_what_was_trained_goes_on(tmp_path: Path) -> None:
+    write_tokens(tmp_path / "data" / "tiny")
+    first = tiny_config(tmp_path, train_iters=2, extra_save_iters=[0], data_order="epochs")
+    tuned = first | {"finetune": True, "save": str(tmp_path / "tuned"), "extra_save_iters": None}
+    runs = [
+        first,
+        # Of the same shapes, and another model.
+        first | {"num_attention_heads": 8, "train_iters": 3},
+        first | {"rotary_emb_base": 500, "rotary_pct": 0.5, "train_iters": 3},
+        # Nothing is left to read.
+        first | {"seed": 7},
+        tuned | {"load": str(tmp_path / "misspelt")},
+        tuned | {"rotary_emb_base": 500},
+    ]
+    ((end, heads, base, seed, missing, other),) = run_ranks(1, train_or_say, runs)
+    assert (end, other) == (2, 2)
+    assert "num_attention_heads: 4 → 8\n" in heads
+    assert "rotary_pct: 1.0 → 0.5\n    rotary_emb_base: 10000 → 500\n" in base
+    assert "train: seed: 1234 → 7\n" in seed
+    assert "other content" not in seed
+    assert "data_order" not in seed
+    assert "misspelt holds no checkpoint\n  expected: the weights to start from" in missing
+    saved = sorted(path.name for path in (tmp_path / "checkpoints").glob("global_step*"))
+    assert saved == ["global_step0", "global_step2"]
