@@ -74,6 +74,8 @@ class Import:
     def text(self) -> str:
         """For people, a fact a line."""
         ranks = self.args.parallelism
+        copies = ranks.ranks_per_replica
+        start = f"./deepy.py --num_gpus {copies}" if copies > 1 else "./deepy.py"
         return "\n".join(
             [
                 f"read     {self.source}: {self.family.architecture}",
@@ -82,7 +84,7 @@ class Import:
                 f"{self.seconds:.1f} s",
                 f"compared {self.comparison.text()}",
                 *(f"note     {note}" for note in self.notes),
-                f"to do    ./deepy.py train.py {self.run_file} <a file with your data and optimizer>",
+                f"to do    {start} train.py {self.run_file} <a file with your data and optimizer>",
             ]
         )
 

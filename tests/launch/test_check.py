@@ -274,3 +274,10 @@ def test_a_pipeline_is_described_and_too_few_micro_batches_looked_at(page: Any) 
     )
     lines = page(pipe_parallel_size=2, num_gpus=2, gradient_accumulation_steps=8)
     assert not any("cannot keep" in line for line in lines)
+
+
+def test_nccl_without_gpus_is_no_start(page: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    page(distributed_backend="nccl")  # the configuration alone is right
+    with pytest.raises(LaunchError, match="nccl needs GPUs, and there are none here"):
+        page("train.py", "run", distributed_backend="nccl")
+    assert "nccl" in capsys.readouterr().out  # the page comes first
