@@ -8,13 +8,8 @@ from typing import Any
 
 from megatron.checkpointing import (
     CheckpointInfo,
-    Reshaping,
     check_save_folder,
     claimed_save_folder,
-    find_checkpoint,
-    load_checkpoint,
-    load_weights,
-    refresh_master_weights,
     save_checkpoint,
 )
 from megatron.data.boundaries import Boundaries
@@ -22,7 +17,6 @@ from megatron.data.datasets import DataSplits, build_datasets
 from megatron.data.loader import StepLoader, build_step_loader
 from megatron.data.sources import order_of
 from megatron.data.splits import samples_wanted
-from megatron.errors import CheckpointError
 from megatron.logging import get_logger
 from megatron.neox_arguments import BatchSizes, NeoXArgs
 from megatron.optimizers import LRSchedule
@@ -33,13 +27,6 @@ from megatron.training.evaluation_plan import EvaluationPlan
 from megatron.training.loop import Hooks, Plan, train
 from megatron.training.report import Reporter, run_facts
 from megatron.training.resume import (
-    check_same_data,
-    check_same_model,
-    check_same_parametrization,
-    check_same_schedule,
-    note_changed_blend,
-    note_other_batch,
-    note_other_tokenizer,
     parametrization_facts,
     schedule_to_follow,
     stored_facts,
@@ -57,13 +44,8 @@ from megatron.training.setup import (
     total_steps,
     with_train_iters,
 )
-from megatron.training.soft_prompt import (
-    PROMPT,
-    has_prompt,
-    prompt_facts,
-    require_weights,
-    start_from_text,
-)
+from megatron.training.soft_prompt import prompt_facts
+from megatron.training.starting import find_start, load_start
 from megatron.training.step import StepSettings
 
 log = get_logger(__name__)
@@ -109,7 +91,7 @@ def run_training(args: NeoXArgs, world: World) -> RunState:
 
 def _set_up_and_train(args: NeoXArgs, world: World) -> RunState:
     # The checkpoint is looked for before anything slow is done.
-    found = _find(args, world)
+    found = find_start(args, world)
     parts = build_parts(args, world)
     batch = args.batch_sizes(world.size)
     is_resumed = found is not None and found.manifest and not args.checkpointing.finetune
@@ -119,7 +101,7 @@ def _set_up_and_train(args: NeoXArgs, world: World) -> RunState:
     model = build_model(args, parts, partitioned=True)
     engine = build_engine(args, parts, model)
     schedule = schedule_to_follow(resumed, build_schedule(args), args.lr_schedule)
-    state = _load(args, parts, batch, engine, data, found)
+    state = load_start(args, parts, batch, engine, data, found)
     reporter = Reporter.open(args, parts, batch, state)
     run = _Run(args, parts, batch, data, engine, schedule, state, reporter)
     try:
@@ -129,37 +111,6 @@ def _set_up_and_train(args: NeoXArgs, world: World) -> RunState:
     finally:
         reporter.close()
     return state
-
-
-def _find(args: NeoXArgs, world: World) -> CheckpointInfo | None:
-    load = args.checkpointing.load
-    if load is None:
-        return None
-    found = find_checkpoint(
-        load,
-        args.checkpointing.iteration,
-        world=world,
-        foreign=args.checkpointing.finetune,
-        neox=True,
-    )
-    if found is not None:
-        args.check_runtime(iteration=found.step)
-    elif args.checkpointing.finetune:
-        raise CheckpointError(
-            f"load: {load} holds no checkpoint\n"
-            "  expected: the weights to start from, because of finetune: true\n"
-            "  to do: set load to a folder with checkpoints",
-            everywhere=True,
-        )
-    elif args.checkpointing.save in (None, load):
-        log.info("no checkpoint in %s yet: starting from step 0", load)
-    else:
-        log.warning(
-            "load: no checkpoint in %s: starting from step 0 (save is another folder: %s)",
-            load,
-            args.checkpointing.save,
-        )
-    return found
 
 
 def _build_data(
@@ -189,79 +140,6 @@ def _build_data(
         pad_id=padding_id(args, parts.tokenizer),
         progress=stored_progress(resumed),
     )
-
-
-def _load(
-    args: NeoXArgs,
-    parts: Parts,
-    batch: BatchSizes,
-    engine: Any,
-    data: DataSplits,
-    found: CheckpointInfo | None,
-) -> RunState:
-    """Fill the engine from ``found`` and return the state to go on from."""
-    prompt = args.variants.soft_prompt
-    require_weights(prompt, found)
-    if found is None:
-        return RunState()
-    note_other_tokenizer(found, parts)
-    check_same_model(found, args.model, finetune=args.checkpointing.finetune)
-    check_same_parametrization(found, args, parts.padded_vocab)
-    if args.checkpointing.finetune or found.manifest is None:
-        starts_prompt = prompt is not None and not has_prompt(found)
-        load_weights(
-            model_of(engine),
-            found,
-            model_rank=parts.groups.get_model_parallel_rank(),
-            model_parallel_size=parts.groups.get_model_parallel_world_size(),
-            model=args.model,
-            vocab_size=parts.tokenizer.vocab_size,
-            engine=engine,
-            world=parts.world,
-            without=(PROMPT,) if starts_prompt else (),
-        )
-        if prompt is not None and starts_prompt:
-            start_from_text(model_of(engine), prompt, parts.tokenizer)
-            refresh_master_weights(engine)
-        if not args.checkpointing.finetune:
-            return _after_neox(found, batch, engine)
-        log.info("finetune: weights of %s; step, optimizer and schedule start afresh", found.path)
-        return RunState()
-    check_same_data(found, data, allowed=args.data.allow_data_change)
-    if parts.world.is_first:
-        note_changed_blend(data, stored_progress(found))
-    note_other_batch(found, batch)
-    check_same_schedule(found, build_schedule(args), args.lr_schedule)
-    stored = load_checkpoint(
-        engine,
-        found,
-        world=parts.world,
-        load_optim=not args.checkpointing.no_load_optim,
-        reshaping=Reshaping(args.model, parts.groups, args.checkpointing.reshape_on_load),
-    )
-    state = RunState.from_dict(stored)
-    log.info(
-        "resuming from %s: step %s, %s samples consumed",
-        found.path,
-        f"{state.step:,}",
-        f"{state.consumed_samples:,}",
-    )
-    return state
-
-
-def _after_neox(found: CheckpointInfo, batch: BatchSizes, engine: Any) -> RunState:
-    """Where a run goes on whose weights GPT-NeoX has trained up to the step that the folder tells."""
-    state = RunState(found.step, found.step * batch.global_batch_size)
-    engine.global_steps = found.step
-    log.warning(
-        "%s is GPT-NeoX's: its weights and its step came along: %s, at which %s samples have been read if "
-        "train_batch_size was the same; the optimizer's averages, the loss scale and generator states did "
-        "not: Adam starts afresh (finetune: true would start at step 0)",
-        found.path,
-        f"{state.step:,}",
-        f"{state.consumed_samples:,}",
-    )
-    return state
 
 
 def _train(run: _Run) -> bool:

@@ -130,7 +130,7 @@ def finish(process: subprocess.Popen[str], timeout: float = 60.0) -> Done:
 
 
 def wait_until(
-    what: Callable[[], bool], process: subprocess.Popen[str], timeout: float = 60.0
+    what: Callable[[], bool], process: subprocess.Popen[str], timeout: float = 180.0
 ) -> None:
     """Wait until ``what`` is true while ``process`` runs."""
     deadline = time.monotonic() + timeout
