@@ -18,6 +18,7 @@ import faulthandler
 import multiprocessing
 import multiprocessing.connection
 import os
+import random
 import socket
 import tempfile
 import time
@@ -47,9 +48,20 @@ class Outcome:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port for a world that starts seconds from now.
+
+    Not one that the system would give: it gives those to others meanwhile, and two worlds that are started
+    beside each other would meet at one. Theirs begin at 32768.
+    """
+    ports = random.SystemRandom()  # what tests seed shall not make two processes choose alike
+    while True:
+        port = ports.randrange(15_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 def _rank_main(
