@@ -16,7 +16,7 @@ from torch import Tensor
 
 from megatron.checkpointing.universal import VALUE, Shape
 from megatron.errors import CheckpointError
-from megatron.model.layout import decays
+from megatron.model.layout import PARAMETER_NAMES, decays
 
 Content = Mapping[str, Any]
 
@@ -25,10 +25,6 @@ ROUND_ROBIN = (
     "zero_optimization.round_robin_gradients, with which DeepSpeed does not know where in its flat tensors "
     "a parameter lies"
 )
-
-
-# Of a group of parameters: their names, where more than decay makes the groups.
-_NAMES = "parameter_names"
 
 
 class Fragment:
@@ -95,7 +91,9 @@ class PlainOptimizer(RankState):
         self.facts = facts
         self.shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
         names = [
-            name for group in facts["optimizer"]["param_groups"] for name in group.get(_NAMES, ())
+            name
+            for group in facts["optimizer"]["param_groups"]
+            for name in group.get(PARAMETER_NAMES, ())
         ] or sorted(weights, key=lambda name: not decays(name, weights[name].shape))
         states = facts["optimizer"]["state"]
         self._states = {name: states.get(number, {}) for number, name in enumerate(names)}

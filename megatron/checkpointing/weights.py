@@ -64,7 +64,7 @@ def load_weights(
         {name: tensor for name, tensor in tensors.items() if name not in without}
         for tensors in layers_of(module).values()
     ]
-    shapes = {name: whole_shape(tensor) for tensors in layers for name, tensor in tensors.items()}
+    shapes = _shapes(layers)
     weight = _alike(
         world,
         lambda: _open(module, shapes, info, model, model_rank, model_parallel_size, vocab_size),
@@ -139,7 +139,7 @@ def check_weights_fit(
         CheckpointError: the files cannot be read or hold another model.
     """
     weights = read_weights(info, model_parallel_size=model_parallel_size)
-    _compare(info, weights, module, _shapes(module))
+    _compare(info, weights, module, _shapes(layers_of(module).values()))
 
 
 def refresh_master_weights(engine: Engine) -> None:
@@ -170,12 +170,8 @@ def read_weights(
     return read_shard(info.path, model_rank)
 
 
-def _shapes(module: nn.Module) -> dict[str, torch.Size]:
-    return {
-        name: whole_shape(tensor)
-        for tensors in layers_of(module).values()
-        for name, tensor in tensors.items()
-    }
+def _shapes(layers: Iterable[Mapping[str, Tensor]]) -> dict[str, torch.Size]:
+    return {name: whole_shape(tensor) for tensors in layers for name, tensor in tensors.items()}
 
 
 def _compare(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from megatron.checkpointing.universal import VALUE, Shape, split_name
+from megatron.checkpointing.universal import VALUE, Shape
 from megatron.checkpointing.universal_files import open_store
 from megatron.checkpointing.universal_pieces import Part, PartReader, whole_shapes
 from megatron.conversion.foreign_weights import ForeignWeights
@@ -93,10 +93,10 @@ def _ours(origin: Origin, ids: int | None) -> Model:
 
 
 def _parameter(name: str, shape: Shape, ids: int | None) -> Parameter:
-    layer, inner = split_name(name)
-    if ids is not None and layout.has_vocabulary_rows(inner):
-        shape = (min(ids, shape[0]), *shape[1:])
-    return Parameter(int(layer.rpartition(".")[2]), inner, shape)
+    found = Parameter.of(name, shape)
+    if ids is None or not layout.has_vocabulary_rows(found.inner):
+        return found
+    return Parameter.of(name, (min(ids, shape[0]), *shape[1:]))
 
 
 def _foreign(folder: Path) -> Model:

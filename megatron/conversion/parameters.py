@@ -9,16 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from megatron.checkpointing.universal import Shape, split_name
 from megatron.conversion.families import Family
 from megatron.conversion.places import Place
 from megatron.errors import CheckpointError
-from megatron.model import layout
-from megatron.model.gpt2_model import layer_factories
-from megatron.mpu import ParallelGroups
+from megatron.model import layout, shapes_of
 from megatron.neox_arguments.sections import ModelArgs
-from megatron.runtime.world import World
-
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -34,6 +30,12 @@ class Parameter:
     layer: int
     inner: str
     shape: Shape
+
+    @staticmethod
+    def of(name: str, shape: Shape) -> Parameter:
+        """The parameter of that name in the plain form."""
+        layer, inner = split_name(name)
+        return Parameter(int(layer.rpartition(".")[2]), inner, shape)
 
     @property
     def name(self) -> str:
@@ -52,12 +54,8 @@ def parameters_of(model: ModelArgs, rows: int) -> Iterator[Parameter]:
     Args:
         rows: of the embedding and the head.
     """
-    factories = layer_factories(model, padded_vocab_size=rows, groups=ParallelGroups(World()))
-    for number, make in enumerate(factories):
-        with torch.device("meta"):
-            layer = make()
-        for name, tensor in layer.named_parameters():
-            yield Parameter(number, name, tuple(tensor.shape))
+    for name, shape in shapes_of(model, rows).items():
+        yield Parameter.of(name, shape)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -190,6 +191,9 @@ def decays(name: str, shape: Sequence[int]) -> bool:
     """Whether weight decay pulls at a parameter: at matrices, but for the one that is a norm's."""
     return len(shape) >= 2 and not is_norm(name)
 
+
+# Where groups of parameters differ in more than decay, an optimizer's group has their names under this key.
+PARAMETER_NAMES: Final = "parameter_names"
 
 # The layers that lead from one width to another, both of which grow with the model.
 _BETWEEN_WIDTHS = ("attention.query_key_value", "attention.dense", "mlp.linear1", "mlp.linear2")

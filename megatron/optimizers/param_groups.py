@@ -13,13 +13,11 @@ from typing import Any, TypedDict
 from torch import nn
 
 from megatron.model import STANDARD, Parametrization
-from megatron.model.layout import decays
+from megatron.model.layout import PARAMETER_NAMES, decays
 from megatron.runtime.partitioned import whole_shape
 
 # Of a group: what the run's learning rate is multiplied by, where that is not 1.
 RATE_FACTOR = "rate_factor"
-# Of a group: its parameters' names, where their order does not follow from which of them decay.
-NAMES = "parameter_names"
 
 
 class _PlainGroup(TypedDict):
@@ -56,7 +54,7 @@ def weight_decay_groups(
     ]
     if any(RATE_FACTOR in group for group in groups):
         for group, parameters in zip(groups, filter(None, found.values()), strict=True):
-            group["parameter_names"] = list(parameters)
+            group[PARAMETER_NAMES] = list(parameters)
     return groups
 
 

@@ -37,8 +37,8 @@ from megatron.training.setup import (
     build_parts,
     model_of,
     padding_id,
+    step_settings,
 )
-from megatron.training.step import StepSettings
 
 log = get_logger(__name__)
 
@@ -104,14 +104,7 @@ def measure(args: NeoXArgs, parts: Parts, batches: Sequence[StepBatch]) -> list[
     """Train the model of ``args`` on ``batches``, one a step, at the highest learning rate."""
     engine = build_engine(args, parts, build_model(args, parts, partitioned=True))
     engine.train()
-    settings = StepSettings(
-        device=parts.device,
-        groups=parts.groups,
-        seed=args.training.seed,
-        has_dropout=args.model.hidden_dropout > 0 or args.model.attention_dropout > 0,
-        zero_stage=args.optim.zero_stage,
-        z_loss=args.alignment.z_loss,
-    )
+    settings = step_settings(args, parts)
     train_step, found = step_of(engine), []
     for step, batch in enumerate(batches):
         sizes: dict[str, list[float]] = {}

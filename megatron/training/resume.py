@@ -78,12 +78,11 @@ def check_same_parametrization(found: CheckpointInfo, args: NeoXArgs, padded_voc
     if not names:
         return
     said = [(n, theirs.get(n, "standard"), ours.get(n, "standard")) for n in names]
-    lines = "\n".join(f"    {name}: {then} → {now}" for name, then, now in said)
-    raise CheckpointError(
-        f"{found.path}: was trained under another parametrisation (use_mup, base_shapes_file, mup_*)\n"
-        f"  checkpoint → configuration:\n{lines}\n"
-        "  to do: restore these keys and the file of base shapes",
-        everywhere=True,
+    raise _refusal(
+        found,
+        "was trained under another parametrisation (use_mup, base_shapes_file, mup_*)",
+        [f"{name}: {then} → {now}" for name, then, now in said],
+        "restore these keys and the file of base shapes",
     )
 
 
@@ -103,12 +102,11 @@ def check_same_model(found: CheckpointInfo, model: ModelArgs, *, finetune: bool)
     if finetune:
         log.info("finetune: another model than was trained: %s", "; ".join(changed))
         return
-    lines = "\n".join(f"    {line}" for line in changed)
-    raise CheckpointError(
-        f"{found.path}: its run trained another model than this configuration describes\n"
-        f"  checkpoint → configuration:\n{lines}\n"
-        "  to do: restore these keys, or start anew from its weights with finetune: true",
-        everywhere=True,
+    raise _refusal(
+        found,
+        "its run trained another model than this configuration describes",
+        changed,
+        "restore these keys, or start anew from its weights with finetune: true",
     )
 
 
@@ -128,7 +126,7 @@ def check_same_data(found: CheckpointInfo, data: DataSplits, *, allowed: bool) -
     for split, ours in data.order_facts.items():
         theirs = stored.get(split, ours)
         if split == "train" and progress is not None and data.progress_at(0) is not None:
-            changed += [f"    train: {text}" for text in _changed_for_good(theirs, data, progress)]
+            changed += [f"train: {text}" for text in _changed_for_good(theirs, data, progress)]
             continue
         # Checkpoints of before this fact was kept have nothing to compare it with.
         new = {name: fact for name, fact in ours.items() if name.endswith("content")}
@@ -137,20 +135,30 @@ def check_same_data(found: CheckpointInfo, data: DataSplits, *, allowed: bool) -
             for text in differences:
                 log.info("the %s split is read for other %s than before", split, text)
             continue
-        changed += [f"    {split}: {text}" for text in differences]
+        changed += [f"{split}: {text}" for text in differences]
     if not changed or allowed:
         return
-    listing = "\n".join(changed[:5] + ([f"    … {len(changed) - 5} more"] if changed[5:] else []))
     of_epochs = any("epochs" in line.partition("→")[0] for line in changed)
     hint = (
         " (epochs follow from train_iters and the batch; with data_order: epochs they do not matter)"
         if of_epochs
         else ""
     )
-    raise CheckpointError(
-        f"{found.path}: was trained on other data, or on the same in another order\n"
-        f"  checkpoint → configuration:\n{listing}\n"
-        f"  to do: restore these{hint}, or set allow_data_change: true",
+    raise _refusal(
+        found,
+        "was trained on other data, or on the same in another order",
+        changed[:5] + ([f"… {len(changed) - 5} more"] if changed[5:] else []),
+        f"restore these{hint}, or set allow_data_change: true",
+    )
+
+
+def _refusal(
+    found: CheckpointInfo, what: str, changed: Sequence[str], remedy: str
+) -> CheckpointError:
+    """Why a run may not go on from ``found``, the same on all ranks: ``changed`` says then and now."""
+    lines = "\n".join(f"    {line}" for line in changed)
+    return CheckpointError(
+        f"{found.path}: {what}\n  checkpoint → configuration:\n{lines}\n  to do: {remedy}",
         everywhere=True,
     )
 

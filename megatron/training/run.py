@@ -41,12 +41,12 @@ from megatron.training.setup import (
     build_schedule,
     model_of,
     padding_id,
+    step_settings,
     total_steps,
     with_train_iters,
 )
 from megatron.training.soft_prompt import prompt_facts
 from megatron.training.starting import find_start, load_start
-from megatron.training.step import StepSettings
 
 log = get_logger(__name__)
 
@@ -166,7 +166,7 @@ def _train(run: _Run) -> bool:
         why = train(
             run.engine,
             loader,
-            _step_settings(run),
+            step_settings(args, run.parts),
             run.schedule,
             state,
             _plan(args),
@@ -218,18 +218,6 @@ def _train_loader(run: _Run) -> StepLoader:
         blank=not model_of(run.engine).reads_data,
         pin_memory=pins_memory(run.parts.device),
         check_files=run.data.check_files,
-    )
-
-
-def _step_settings(run: _Run) -> StepSettings:
-    model = run.args.model
-    return StepSettings(
-        device=run.parts.device,
-        groups=run.parts.groups,
-        seed=run.args.training.seed,
-        has_dropout=model.hidden_dropout > 0 or model.attention_dropout > 0,
-        zero_stage=run.args.optim.zero_stage,
-        z_loss=run.args.alignment.z_loss,
     )
 
 

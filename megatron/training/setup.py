@@ -33,6 +33,7 @@ from megatron.runtime.stock_deepspeed import deepspeed, is_prebuilt
 from megatron.runtime.world import World
 from megatron.tokenizer import Tokenizer, build_tokenizer, padded_vocab_size
 from megatron.training.soft_prompt import train_prompt_alone
+from megatron.training.step import StepSettings
 
 log = get_logger(__name__)
 
@@ -174,6 +175,19 @@ def build_engine(args: NeoXArgs, parts: Parts, model: GPT2Model) -> Any:
     for borrower, parameter in model.borrowed_parameters():
         register_borrowed(borrower, parameter)
     return engine
+
+
+def step_settings(args: NeoXArgs, parts: Parts) -> StepSettings:
+    """What the run's steps need to know."""
+    model = args.model
+    return StepSettings(
+        device=parts.device,
+        groups=parts.groups,
+        seed=args.training.seed,
+        has_dropout=model.hidden_dropout > 0 or model.attention_dropout > 0,
+        zero_stage=args.optim.zero_stage,
+        z_loss=args.alignment.z_loss,
+    )
 
 
 def model_of(engine: Any) -> GPT2Model:

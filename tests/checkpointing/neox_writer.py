@@ -165,6 +165,15 @@ def _vocabulary(tensor: Tensor, keys: dict[str, Any], form: Form, rank: int) -> 
     return _rows(torch.cat((tensor, padding)), form, rank)
 
 
+def _under(prefix: str, whole: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin with ``prefix``, without it."""
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in whole.items()
+        if name.startswith(prefix)
+    }
+
+
 def _gpt_neox(
     whole: dict[str, Tensor], keys: dict[str, Any], form: Form, rank: int
 ) -> dict[int, dict[str, Tensor]]:
@@ -173,11 +182,7 @@ def _gpt_neox(
     share = 1 / form.size if keys.get("gpt_j_residual") else 1
     layers = {0: {"word_embeddings.weight": whole["gpt_neox.embed_in.weight"]}}
     for number in range(keys["num_layers"]):
-        of = {
-            name.removeprefix(f"gpt_neox.layers.{number}."): tensor
-            for name, tensor in whole.items()
-            if name.startswith(f"gpt_neox.layers.{number}.")
-        }
+        of = _under(f"gpt_neox.layers.{number}.", whole)
         layers[2 + number] = {
             **{name: tensor for name, tensor in of.items() if "layernorm" in name},
             "attention.query_key_value.weight": _rows(
@@ -206,11 +211,7 @@ def _llama(
 ) -> dict[int, dict[str, Tensor]]:
     layers = {0: {"word_embeddings.weight": whole["model.embed_tokens.weight"]}}
     for number in range(keys["num_layers"]):
-        of = {
-            name.removeprefix(f"model.layers.{number}."): tensor
-            for name, tensor in whole.items()
-            if name.startswith(f"model.layers.{number}.")
-        }
+        of = _under(f"model.layers.{number}.", whole)
         value, gate = (_rows(of[f"mlp.{kind}_proj.weight"], form, rank) for kind in ("up", "gate"))
         down = _columns(of["mlp.down_proj.weight"], form, rank)
         mlp = (

@@ -7,7 +7,6 @@ python tools/config/write_docs.py --check    # only say whether it is up to date
 
 from __future__ import annotations
 
-import argparse
 import ast
 import dataclasses
 import inspect
@@ -22,6 +21,7 @@ from megatron.neox_arguments.known_keys import ALIASES, RUNTIME, SHORTHANDS  # n
 from megatron.neox_arguments.registry import FIELDS, SECTIONS, FieldSpec  # noqa: E402
 from megatron.neox_arguments.typed import describe  # noqa: E402
 from megatron.neox_arguments.values import thaw  # noqa: E402
+from tools.config.generated_page import write_or_check  # noqa: E402
 
 TARGET = ROOT / "configs" / "neox_arguments.md"
 
@@ -117,21 +117,7 @@ def document() -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if it is stale")
-    options = parser.parse_args()
-    text = document()
-    if not options.check:
-        TARGET.write_text(text, encoding="utf-8")
-        print(f"wrote {TARGET.relative_to(ROOT)}")
-        return 0
-    if TARGET.exists() and TARGET.read_text(encoding="utf-8") == text:
-        return 0
-    print(
-        f"{TARGET.relative_to(ROOT)} is stale: run python tools/config/write_docs.py",
-        file=sys.stderr,
-    )
-    return 1
+    return write_or_check(TARGET, document, script="tools/config/write_docs.py", about=__doc__)
 
 
 if __name__ == "__main__":

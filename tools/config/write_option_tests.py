@@ -10,7 +10,6 @@ test, or with one that is not there, is an error.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from megatron.neox_arguments.sections import ModelArgs  # noqa: E402
 from megatron.neox_arguments.sections.attention import ATTENTION_KINDS  # noqa: E402
 from megatron.neox_arguments.typed import NotYet, choices_of  # noqa: E402
 from tests.model.covered import ANY, ELSEWHERE, tests_of  # noqa: E402
+from tools.config.generated_page import write_or_check  # noqa: E402
 
 TARGET = ROOT / "megatron" / "model" / "README.md"
 
@@ -145,21 +145,12 @@ def _said(value: Any) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if it is stale")
-    check = parser.parse_args().check
-    text = table(collected())
-    if not check:
-        TARGET.write_text(text, encoding="utf-8")
-        print(f"wrote {TARGET.relative_to(ROOT)}")
-        return 0
-    if TARGET.exists() and TARGET.read_text(encoding="utf-8") == text:
-        return 0
-    print(
-        f"{TARGET.relative_to(ROOT)} is stale: run python tools/config/write_option_tests.py",
-        file=sys.stderr,
+    return write_or_check(
+        TARGET,
+        lambda: table(collected()),
+        script="tools/config/write_option_tests.py",
+        about=__doc__,
     )
-    return 1
 
 
 if __name__ == "__main__":
