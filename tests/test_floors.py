@@ -23,7 +23,7 @@ FLOORS = [
     ["tokenizer", "data", "model"],
     ["preprocessing", "losses", "optimizers", "checkpointing", "monitor"],
     ["training", "generation", "launch", "conversion"],
-    ["evaluation"],
+    ["evaluation", "doctor"],
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 FILES = sorted((ROOT / "megatron").rglob("*.py"))

@@ -44,7 +44,7 @@ def facts_page(args: NeoXArgs, *, ranks: int, accelerators: int, more: Sequence[
         return head + "".join(f"  {label}  {text}\n" for label, text in rows)
     batch = _batch(args, ranks)
     data = data_page(args, batch)
-    vocab, padded, doubt = _vocabulary(args)
+    vocab, padded, doubt = vocabulary_of(args)
     parameters = args.model.parameter_count(padded)
     facts = RunFacts(
         model=model_facts(
@@ -80,7 +80,7 @@ def _batch(args: NeoXArgs, ranks: int) -> BatchSizes | None:
     return args.batch_sizes(ranks)
 
 
-def _vocabulary(args: NeoXArgs) -> tuple[int, int, tuple[str, ...]]:
+def vocabulary_of(args: NeoXArgs) -> tuple[int, int, tuple[str, ...]]:
     """Ids of the tokenizer, rows of the embedding, and what is uncertain about them."""
     multiple = args.model.make_vocab_size_divisible_by * args.parallelism.model_parallel_size
     vocab = count_vocabulary(args.tokenizer)

@@ -102,3 +102,12 @@ def peak_memory_bytes(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     # ru_maxrss counts KiB on Linux.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def device_memory() -> list[tuple[str, int, int]]:
+    """Name, bytes of memory and bytes that are free of every accelerator that is visible; none on a CPU."""
+    found = []
+    for number in range(torch.cuda.device_count() if device_kind() == "cuda" else 0):
+        free, total = torch.cuda.mem_get_info(number)
+        found.append((torch.cuda.get_device_name(number), total, free))
+    return found

@@ -1,0 +1,74 @@
+"""Which file system a path is on, as the kernel says."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Final, TypedDict
+
+# Types that live on another machine, and may be the same on several.
+_NETWORK: Final = frozenset(
+    [
+        "nfs",
+        "nfs4",
+        "lustre",
+        "gpfs",
+        "beegfs",
+        "ceph",
+        "cifs",
+        "smb3",
+        "glusterfs",
+        "wekafs",
+        "9p",
+        "afs",
+        "virtiofs",
+        "fuse.sshfs",
+        "fuse.glusterfs",
+        "fuse.juicefs",
+        "fuse.s3fs",
+        "fuse.gcsfuse",
+    ]
+)
+
+
+class FileSystem(TypedDict):
+    """``kind`` such as ``ext4`` or ``nfs4``; ``source`` a device or ``server:/path``."""
+
+    kind: str
+    source: str
+    mounted_at: str
+
+
+def file_system_of(path: str, table: Path = Path("/proc/self/mountinfo")) -> FileSystem:
+    """The mount that ``path``, or what there is of it, lies in.
+
+    The format: proc_pid_mountinfo(5). Of mounts at one place the last one counts.
+    """
+    real = os.path.realpath(path)
+    best: FileSystem = {"kind": "unknown", "source": "unknown", "mounted_at": ""}
+    for line in table.read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        place = _unescaped(before.split()[4])
+        inside = real == place or real.startswith(place.rstrip("/") + "/")
+        if inside and len(place) >= len(best["mounted_at"]):
+            kind, source = after.split()[:2]
+            best = {"kind": kind, "source": _unescaped(source), "mounted_at": place}
+    return best
+
+
+def is_network(system: FileSystem) -> bool:
+    """Whether several hosts may be looking at the same files."""
+    return system["kind"] in _NETWORK
+
+
+def existing_part(path: str) -> Path:
+    """``path``, or the nearest folder above it that exists."""
+    place = Path(path).absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    return place
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)

@@ -1,0 +1,236 @@
+"""Where a run writes: may it, is there room, and do the hosts see each other's files, how soon."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Final, TypedDict
+
+from megatron.data.sources import all_paths, store_of
+from megatron.doctor.file_systems import FileSystem, existing_part, file_system_of, is_network
+from megatron.doctor.finding import ByHost, Finding, names
+from megatron.doctor.needs import Needs
+from megatron.monitor.units import bytes_text, duration_text
+from megatron.neox_arguments import NeoXArgs
+from megatron.runtime.fs_barrier import PROBE_PREFIX, list_folder
+
+INDEX_STORE: Final = "index store"
+SEEN_WITHIN: Final = 10.0  # seconds that a network file system gets to show a new name
+_SLOW_TO_SHOW: Final = 3.0
+_PERIOD: Final = 0.1
+
+
+class FolderFacts(TypedDict):
+    """``key`` names it in the configuration; ``place`` is what exists of ``path``.
+
+    ``problem``: why nothing can be written; None if it can. ``free``: bytes.
+    """
+
+    key: str
+    path: str
+    place: str
+    problem: str | None
+    free: int
+    system: FileSystem
+
+
+class SharingFacts(TypedDict):
+    """``seen``: seconds until each node's file was seen, by node; those that never were are left out."""
+
+    writes: bool
+    seen: dict[str, float]
+
+
+def folders_of(args: NeoXArgs) -> dict[str, str]:
+    """The folders that a run of ``args`` writes to, by the key that moves them."""
+    found = {
+        "save": args.checkpointing.save,
+        "data_local_cache_dir": args.data.data_local_cache_dir,
+        "tensorboard_dir": args.logging.tensorboard_dir,
+        "log_dir": args.logging.log_dir,
+    }
+    if all_paths(args.data):
+        found[INDEX_STORE] = str(store_of(args.data).root)
+    return {key: path for key, path in found.items() if path}
+
+
+def look(folders: Mapping[str, str]) -> list[FolderFacts]:
+    """Each of ``folders`` on this host. Nothing is left in them."""
+    return [_look_at(key, path) for key, path in folders.items()]
+
+
+def _look_at(key: str, path: str) -> FolderFacts:
+    place = existing_part(path)
+    problem = None
+    try:
+        with tempfile.NamedTemporaryFile(dir=place, prefix=PROBE_PREFIX) as file:
+            file.write(b"doctor")
+            file.flush()
+    except OSError as error:
+        problem = error.strerror or str(error)
+    space = os.statvfs(place)
+    return {
+        "key": key,
+        "path": path,
+        "place": str(place),
+        "problem": problem,
+        "free": space.f_bavail * space.f_frsize,
+        "system": file_system_of(str(place)),
+    }
+
+
+def leave(path: str) -> str | None:
+    """Make a file with a new name in what exists of ``path``; None where that cannot be written."""
+    name = PROBE_PREFIX + uuid.uuid4().hex
+    try:
+        (existing_part(path) / name).touch()
+    except OSError:
+        return None
+    return name
+
+
+def take_away(path: str, name: str) -> None:
+    """Remove a file that :func:`leave` has left."""
+    with suppress(OSError):  # at worst an empty file stays, which the next builder tidies up
+        (existing_part(path) / name).unlink()
+
+
+def watch(path: str, wanted: Mapping[int, str], patience: float = SEEN_WITHIN) -> dict[str, float]:
+    """Seconds until each node's file, ``wanted`` by node, is listed in what exists of ``path``."""
+    start = time.monotonic()
+    place, seen = existing_part(path), dict[str, float]()
+    while len(seen) < len(wanted):
+        there = list_folder(place)
+        passed = time.monotonic() - start
+        seen |= {
+            str(node): passed
+            for node, name in wanted.items()
+            if name in there and str(node) not in seen
+        }
+        if passed > patience:
+            break
+        time.sleep(_PERIOD)
+    return seen
+
+
+def judge(
+    hosts: ByHost[Sequence[FolderFacts]], needs: Needs | None, *, one_builder: bool
+) -> Iterator[Finding]:
+    """Folders that cannot be written, or have no room for a checkpoint.
+
+    ``one_builder``: the first host builds the index for all.
+    """
+    first = next(iter(hosts))
+    for key in dict.fromkeys(facts["key"] for folders in hosts.values() for facts in folders):
+        found = {h: f for h, folders in hosts.items() for f in folders if f["key"] == key}
+        if key == INDEX_STORE and one_builder:
+            found = {host: f for host, f in found.items() if host == first}
+        yield from _judge_folder(key, found, needs, len(hosts))
+
+
+def _judge_folder(
+    key: str, found: ByHost[FolderFacts], needs: Needs | None, num_hosts: int
+) -> Iterator[Finding]:
+    closed = {host: facts for host, facts in found.items() if facts["problem"]}
+    for host, facts in closed.items():
+        where = facts["path"] + (
+            "" if facts["place"] == facts["path"] else f" (in {facts['place']})"
+        )
+        yield Finding(
+            "folders",
+            # What has been built already is read only.
+            "warning" if key == INDEX_STORE else "error",
+            f"{host}: {key} {where}: cannot be written: {facts['problem']}",
+            "set index_cache_dir to a folder that can be written, or build the index from where it can: "
+            "tools/datasets/build_index.py"
+            if key == INDEX_STORE
+            else f"give this user the right to write there (ls -ld, mount), or set {key} elsewhere",
+        )
+    open_ones = {host: facts for host, facts in found.items() if host not in closed}
+    if not open_ones:
+        return
+    if key == "save" and needs is not None and needs.checkpoint_bytes is not None:
+        yield from _judge_room(open_ones, needs.checkpoint_bytes, num_hosts)
+        return
+    least = min(facts["free"] for facts in open_ones.values())
+    any_facts = next(iter(open_ones.values()))
+    level, to_do = (
+        ("ok", "") if least > 2**30 else ("warning", f"make room, or set {key} elsewhere")
+    )
+    yield Finding(
+        "folders",
+        "ok" if level == "ok" else "warning",
+        f"{key} {any_facts['path']}: {bytes_text(least)} free ({any_facts['system']['kind']})",
+        to_do,
+    )
+
+
+def _judge_room(found: ByHost[FolderFacts], checkpoint: int, num_hosts: int) -> Iterator[Finding]:
+    # On a shared disk all of it goes to one place; on disks of their own each host has its part.
+    shared = all(is_network(facts["system"]) for facts in found.values())
+    part = checkpoint if shared or num_hosts == 1 else checkpoint // num_hosts
+    for host, facts in found.items():
+        if facts["free"] < 2 * part:
+            yield Finding(
+                "folders",
+                "error" if facts["free"] < part else "warning",
+                f"{host}: save {facts['path']}: {bytes_text(facts['free'])} free, a checkpoint takes about "
+                f"{bytes_text(part)}",
+                "make room, set save elsewhere or keep_last_n_checkpoints; no_save_optim: true saves "
+                "weights alone",
+            )
+            return
+    host, facts = min(found.items(), key=lambda each: each[1]["free"])
+    yield Finding(
+        "folders",
+        "ok",
+        f"save {facts['path']}: {bytes_text(facts['free'])} free ({facts['system']['kind']}), a checkpoint "
+        f"takes about {bytes_text(part)}",
+    )
+
+
+def judge_sharing(
+    key: str, path: str, hosts: ByHost[SharingFacts], nodes: ByHost[int], *, use_shared_fs: bool
+) -> Iterator[Finding]:
+    """Whether ``path`` is one folder for all, which ``use_shared_fs`` says, and how soon a file is seen.
+
+    ``nodes``: the number of each host.
+    """
+    writers = [host for host, facts in hosts.items() if facts["writes"]]
+    if len(hosts) < 2 or not writers:
+        return
+    blind = {
+        host: unseen
+        for host, facts in hosts.items()
+        if (unseen := [w for w in writers if w != host and str(nodes[w]) not in facts["seen"]])
+    }
+    waits = [seconds for facts in hosts.values() for seconds in facts["seen"].values()]
+    if not blind:
+        slowest = max(waits)
+        is_slow = slowest > _SLOW_TO_SHOW
+        note = "" if use_shared_fs else "; use_shared_fs: true would build the index once"
+        yield Finding(
+            "sharing",
+            "warning" if is_slow else "ok",
+            f"{key} {path}: one folder for all hosts; a new file is seen within {duration_text(slowest)}"
+            + note,
+            "mount it with a shorter attribute cache (NFS: actimeo=1 or lookupcache=positive)"
+            if is_slow
+            else "",
+        )
+    elif use_shared_fs:
+        yield Finding(
+            "sharing",
+            "error",
+            f"{key} {path}: not one folder: {names(list(blind))} did not see a file that "
+            f"{names(next(iter(blind.values())))} made, within {duration_text(SEEN_WITHIN)}",
+            "use_shared_fs: false where each host has its own disk, with the data on each; else mount the "
+            "same file system at this path",
+            "data",
+        )
+    else:
+        yield Finding("sharing", "ok", f"{key} {path}: a folder of its own on each host")

@@ -1,0 +1,160 @@
+"""One host's probe: ``python -m megatron.doctor.probe [--json] --config-file config.yml``, once a host.
+
+Reads the variables that a rank reads (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), so that
+whatever starts ranks starts probes; of several on a host the first one works. Node 0's shows the page.
+``NEOX_HOSTS``, names by node with commas between, lets it name a host that never came;
+``NEOX_RANKS_PER_HOST`` says how many ranks a host is to have. The status is 2 with errors, else 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+from megatron.doctor import folders
+from megatron.doctor.channel import Gone
+from megatron.doctor.diagnosis import Case, diagnose, labels_of
+from megatron.doctor.finding import Finding
+from megatron.doctor.isolation import failure_of
+from megatron.doctor.meeting import PATIENCE, Guest, Hub, Meeting
+from megatron.doctor.needs import Needs, needs_of
+from megatron.doctor.page import as_json, page, status_of
+from megatron.doctor.torch_process import TorchProcess
+from megatron.doctor.visit import Facts, Visit
+from megatron.errors import ConfigError, LaunchError, NeoXError, run_door
+from megatron.neox_arguments import NeoXArgs
+from megatron.neox_arguments.arguments_cli import add_config_arguments, overrides_from_cli
+from megatron.runtime.world import World
+
+HOSTS_VARIABLE = "NEOX_HOSTS"
+RANKS_VARIABLE = "NEOX_RANKS_PER_HOST"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Probe this host and, as node 0, show what all have found.
+
+    Raises:
+        LaunchError: the hosts cannot meet.
+    """
+    start = time.monotonic()
+    parser = argparse.ArgumentParser(prog="python -m megatron.doctor.probe", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one JSON object in place of the page")
+    add_config_arguments(parser)
+    parsed = parser.parse_args(argv)
+    world = World.from_env()
+    if not world.is_local_first:
+        return 0
+    torch_process = TorchProcess()
+    try:
+        args, problem = _configuration(parsed)
+        meeting = _meet(world)
+        facts = Visit(meeting, args, problem, torch_process).all_steps()
+    except Gone as gone:
+        raise LaunchError(f"node {world.node_rank}: node 0's probe has ended: {gone}") from None
+    finally:
+        torch_process.end()
+    if not isinstance(meeting, Hub):
+        return 0
+    findings, case = _judge(facts, meeting, world, args)
+    seconds = time.monotonic() - start
+    labels = list(case.labels.values())
+    if parsed.json:
+        shown = as_json(labels, _by_label(facts, case.labels), findings, seconds)
+    else:
+        files = ", ".join(parsed.config + parsed.config_file)
+        shown = page(f"doctor: {len(labels)} host(s), {files}", findings, seconds)
+    sys.stdout.write(shown)
+    return status_of(findings)
+
+
+def _configuration(parsed: argparse.Namespace) -> tuple[NeoXArgs | None, str | None]:
+    """What this host reads, or why it cannot: on another host the files may be others."""
+    try:
+        args = NeoXArgs.from_ymls(
+            [*parsed.config, *parsed.config_file],
+            overrides=overrides_from_cli(parsed),
+            deepspeed_config=parsed.deepspeed_config,
+            conf_dir=parsed.conf_dir,
+            may_be_a_part=True,
+        )
+    except (NeoXError, OSError) as error:
+        return None, str(error)
+    return args, None
+
+
+def _meet(world: World) -> Meeting:
+    port = os.environ.get("MASTER_PORT", "")
+    if world.num_nodes > 1 and not port.isdigit():
+        raise LaunchError(
+            f"environment: {world.num_nodes} hosts, but MASTER_PORT={port!r} is no port at which they could "
+            "meet\n  to do: set MASTER_ADDR and MASTER_PORT on all of them"
+        )
+    if world.node_rank == 0:
+        return Hub(int(port or 0), world.num_nodes)
+    return Guest(os.environ.get("MASTER_ADDR", "127.0.0.1"), int(port), world.node_rank)
+
+
+def _judge(
+    facts: Facts, hub: Hub, world: World, args: NeoXArgs | None
+) -> tuple[list[Finding], Case]:
+    names = {0: world.hostname, **hub.hosts}
+    needs, unfit = _needs(facts, args, world)
+    case = Case(
+        labels=labels_of(names),
+        needs=needs,
+        use_shared_fs=args is None or args.data.use_shared_fs,
+        folders=folders.folders_of(args) if args is not None else {},
+        absent=absent_hosts(os.environ, world.num_nodes, names),
+    )
+    return [*unfit, *diagnose(facts, case)], case
+
+
+def absent_hosts(env: Mapping[str, str], num_nodes: int, came: Mapping[int, str]) -> dict[str, str]:
+    """Why each host that did not come is not there, as far as that can be known here."""
+    hosts = [name.strip() for name in env.get(HOSTS_VARIABLE, "").split(",") if name.strip()]
+    why = (
+        f"its probe did not reach node 0 within {PATIENCE:.0f} s: not started, ended at once, or the port "
+        f"{env.get('MASTER_PORT', '')} of {env.get('MASTER_ADDR', 'node 0')} is closed to it"
+    )
+    return {
+        (f"{hosts[node]} (node {node})" if node < len(hosts) else f"node {node}"): why
+        for node in range(num_nodes)
+        if node not in came
+    }
+
+
+def _needs(facts: Facts, args: NeoXArgs | None, world: World) -> tuple[Needs | None, list[Finding]]:
+    """What the run needs, or a finding that it cannot be run on that many ranks."""
+    if args is None:
+        return None, []
+    mine = facts["devices"].get(0, {})
+    devices = 0 if failure_of(mine) is not None else len(mine.get("devices", ()))
+    ranks = int(os.environ.get(RANKS_VARIABLE, 0)) or args.launch.num_gpus or devices or 1
+    try:
+        needs = needs_of(args, hosts=world.num_nodes, ranks_per_host=ranks, has_devices=devices > 0)
+    except ConfigError as error:
+        where = f"{world.num_nodes} host(s) × {ranks} rank(s): {error}"
+        to_do = "set num_gpus (processes a host), or the keys that it names"
+        return None, [Finding("versions", "error", where, to_do)]
+    return needs, []
+
+
+def _by_label(facts: Facts, labels: Mapping[int, str]) -> dict[str, object]:
+    shown: dict[str, object] = {
+        topic: {labels[node]: value for node, value in found.items() if node in labels}
+        for topic, found in facts.items()
+        if topic != "links"
+    }
+    shown["links"] = [
+        {"from": labels[each["from"]], "to": labels[int(other)], **link}
+        for each in facts.get("links", {}).values()
+        for other, link in each["to"].items()
+    ]
+    return shown
+
+
+if __name__ == "__main__":
+    run_door(main)
