@@ -9,26 +9,8 @@ from typing import Final, TypedDict
 
 # Types that live on another machine, and may be the same on several.
 _NETWORK: Final = frozenset(
-    [
-        "nfs",
-        "nfs4",
-        "lustre",
-        "gpfs",
-        "beegfs",
-        "ceph",
-        "cifs",
-        "smb3",
-        "glusterfs",
-        "wekafs",
-        "9p",
-        "afs",
-        "virtiofs",
-        "fuse.sshfs",
-        "fuse.glusterfs",
-        "fuse.juicefs",
-        "fuse.s3fs",
-        "fuse.gcsfuse",
-    ]
+    {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "glusterfs", "wekafs"}
+    | {"9p", "afs", "virtiofs", "fuse.sshfs", "fuse.glusterfs", "fuse.juicefs", "fuse.s3fs"}
 )
 
 
