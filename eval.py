@@ -10,10 +10,12 @@ from megatron.neox_arguments.arguments_cli import (
     add_config_arguments,
     args_from_cli,
 )
+from megatron.ranks import adopt_rank_variables
 from megatron.runtime.process import end_process, start_process
 
 
 def main() -> None:
+    adopt_rank_variables()
     parser = RankParser(description=__doc__)
     add_config_arguments(parser)
     add_evaluation_arguments(parser)

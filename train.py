@@ -9,12 +9,14 @@ from megatron.neox_arguments.arguments_cli import (
     add_config_arguments,
     args_from_cli,
 )
+from megatron.ranks import adopt_rank_variables
 from megatron.runtime.process import end_process, start_process
 from megatron.runtime.world import COLLECTIVE_TIMEOUT_S, World
 from megatron.training.run import run_training
 
 
 def main() -> None:
+    adopt_rank_variables()
     parser = RankParser(description=__doc__)
     add_config_arguments(parser)
     args = args_from_cli(parser.parse_intermixed_args(), world_size=World.from_env().size)

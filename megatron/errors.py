@@ -79,10 +79,10 @@ def run_door(main: Callable[[], int | None]) -> None:
     then ends at once, without waiting for helper threads or collectives that no peer will ever
     complete.
     """
-    rank = os.environ.get("RANK")
     try:
         status = main() or 0
     except NeoXError as error:
+        rank = os.environ.get("RANK")  # only now: the program may have worked it out itself
         # What all ranks find wrong is said by rank 0, what those of one node find by its first. That one
         # also speaks, later, where rank 0 should have: a file may be missing on one node only.
         is_nodes_first = os.environ.get("LOCAL_RANK") == "0"
@@ -105,6 +105,7 @@ def run_door(main: Callable[[], int | None]) -> None:
         )
         status = EXIT_USER_ERROR
     except BaseException as error:  # noqa: BLE001 - shown whole, and the status says so
+        rank = os.environ.get("RANK")
         prefix = f"rank {rank}: " if rank is not None else ""
         text = _lost_peer_text(error)
         if text is None:
