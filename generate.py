@@ -11,6 +11,7 @@ from megatron.neox_arguments.arguments_cli import (
     args_from_cli,
 )
 from megatron.ranks import adopt_rank_variables
+from megatron.runtime.peers import watch_peers
 from megatron.runtime.process import end_process, start_process
 from megatron.training.loading import load_trained_model
 from megatron.training.setup import build_parts
@@ -29,9 +30,10 @@ def main() -> None:
         collective_timeout_s=A_WEEK_S,
         config_hash=args.hash(),
     )
-    parts = build_parts(args, world)
-    model, _ = load_trained_model(args, parts)
-    run_generation(args, model, parts.tokenizer, world)
+    with watch_peers(world):
+        parts = build_parts(args, world)
+        model, _ = load_trained_model(args, parts)
+        run_generation(args, model, parts.tokenizer, world)
     end_process()
 
 

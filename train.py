@@ -10,6 +10,7 @@ from megatron.neox_arguments.arguments_cli import (
     args_from_cli,
 )
 from megatron.ranks import adopt_rank_variables
+from megatron.runtime.peers import watch_peers
 from megatron.runtime.process import end_process, start_process
 from megatron.runtime.world import COLLECTIVE_TIMEOUT_S, World
 from megatron.training.run import run_training
@@ -26,7 +27,8 @@ def main() -> None:
         collective_timeout_s=COLLECTIVE_TIMEOUT_S + args.data.index_build_timeout_s,
         config_hash=args.hash(),
     )
-    run_training(args, world)
+    with watch_peers(world):
+        run_training(args, world)
     end_process()
 
 

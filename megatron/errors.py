@@ -126,11 +126,16 @@ def run_door(main: Callable[[], int | None]) -> None:
     os._exit(status)
 
 
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether ``error`` means no more than that another rank has ended."""
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _LOST_PEER)
+
+
 def _lost_peer_text(error: BaseException) -> str | None:
     """What to say of an error that means no more than that another rank has ended; else None."""
-    words = str(error)
-    if not isinstance(error, RuntimeError) or not any(sign in words for sign in _LOST_PEER):
+    if not is_lost_peer(error):
         return None
+    words = str(error)
     return (
         f"another rank of this run has ended\n  found: {words.splitlines()[0][:200]}\n"
         "  to do: see that rank's own message\n"
