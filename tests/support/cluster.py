@@ -142,7 +142,7 @@ class Cluster:
         env: Mapping[str, str] | None = None,
         cwd: Path | str | None = None,
     ) -> Job:
-        """Start a program on a host, in ``shared`` unless told otherwise, with a bare environment and ``env``."""
+        """Start a program on a host, in ``shared`` by default, with a bare environment and ``env``."""
         return self.hosts[number].start(argv, env, cwd or self.shared)
 
     def run(

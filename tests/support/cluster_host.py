@@ -28,7 +28,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 # Of each host's own and empty at first: what a login there finds at home is nobody's business here.
 _OWN: Final = ("/tmp", str(Path.home()))
 
-# Runs in the new namespaces. What lies in a folder that is hidden, and is needed on a host, is put back into it.
+# Runs in the new namespaces. What is needed on a host and lies in a folder that is hidden is put back.
 _SET_UP: Final = """
 set -e
 hostname {name}
@@ -57,7 +57,7 @@ exec /usr/sbin/sshd -D -e -f {base}/ssh/{name}.conf
 
 
 class Job:
-    """A program that was started on a host; what it says goes to a file, so that nobody waits for its children."""
+    """A program that was started on a host. It speaks into a file, so that nobody waits for its children."""
 
     def __init__(self, process: subprocess.Popen[bytes], said: Path) -> None:
         self.process, self._said = process, said
