@@ -131,6 +131,10 @@ class Host:
     def is_listening(self) -> bool:
         return "Server listening" in (self._base / f"{self.name}.log").read_text()
 
+    def path(self, path: Path | str) -> Path:
+        """What this host has at ``path``, from where the tests run."""
+        return Path(f"/proc/{self.server.pid}/root{path}")
+
     def entering(self, cwd: Path | str = "/") -> list[str]:
         """The words that have a command run on this host in ``cwd``; its process is the command itself."""
         namespaces = ["--net", "--mount", "--uts", f"--wdns={cwd}"]

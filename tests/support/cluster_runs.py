@@ -22,9 +22,11 @@ PATIENCE = 150.0
 
 
 def write_config(path: Path, folder: Path | str = "", **changes: Any) -> Path:
-    """A configuration of a tiny run on the tokens in ``folder``, relative to where it is started by default."""
+    """A configuration of a tiny run on the tokens in ``folder``, by default where it is started."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(tiny_config(Path(folder), **{"train_iters": 6, "eval_iters": 1} | changes)))
+    path.write_text(
+        json.dumps(tiny_config(Path(folder), **{"train_iters": 6, "eval_iters": 1} | changes))
+    )
     return path
 
 
