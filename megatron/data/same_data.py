@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from megatron.data.split_plan import DataPlan
 from megatron.errors import DataError
 from megatron.runtime.world import World
@@ -24,7 +22,12 @@ def check_same_data(plan: DataPlan, world: World) -> None:
     found = world.all_gather((world.node_rank, world.hostname, _contents(plan)))
     _, first_host, expected = found[0]
     for node_rank, host, contents in found:
-        different = [path for path, content in expected.items() if contents.get(path) != content]
+        # By place, not by path: a folder may have another name on another node.
+        different = [
+            path
+            for (path, content), (_, other) in zip(expected, contents, strict=True)
+            if content != other
+        ]
         if different:
             more = f" and {len(different) - 1} more" if len(different) > 1 else ""
             raise DataError(
@@ -36,10 +39,10 @@ def check_same_data(plan: DataPlan, world: World) -> None:
             )
 
 
-def _contents(plan: DataPlan) -> Mapping[str, str]:
-    """By path: what tells the file's content, its index and its label file from others."""
-    return {
-        source.path: f"{source.recipe.idx_sha256} {source.content}"
+def _contents(plan: DataPlan) -> list[tuple[str, str]]:
+    """Path, and what tells the file's content, its index and its label file from others."""
+    return [
+        (source.path, f"{source.recipe.idx_sha256} {source.content}")
         for split in plan.splits.values()
         for source in split.sources
-    }
+    ]
