@@ -6,12 +6,13 @@ VENV ?= .venv
 JOBS ?= 2
 BIN := $(VENV)/bin
 
-.PHONY: help install quickstart test test-all lint format clean
+.PHONY: help install quickstart test test-all test-cluster lint format clean
 
 help:
 	@echo "make quickstart   install, tokenize, train, resume, evaluate and generate on this machine's CPU"
 	@echo "make test         install what the tests need and run them (about 7 minutes on 2 cores)"
 	@echo "make test-all     the slow tests too"
+	@echo "make test-cluster what needs two hosts, which root makes on this machine from Debian packages"
 	@echo "make lint         ruff and mypy"
 	@echo "make format       let ruff lay the code out"
 
@@ -32,10 +33,14 @@ quickstart: $(VENV)/.installed
 # The property tests try the same inputs every time here, and new ones in test-all: whether a change
 # may land must not depend on luck, and looking for new failures must not stop.
 test: lint
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow" --hypothesis-profile=ci
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow and not cluster" --hypothesis-profile=ci
 
 test-all: lint
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not cluster"
+
+# One after the other: all share one pair of hosts. What is skipped says why, and which packages are missing.
+test-cluster: $(VENV)/.installed-tests
+	$(BIN)/python -m pytest tests/cluster -rs
 
 lint: $(VENV)/.installed-tests
 	$(BIN)/ruff check .

@@ -10,19 +10,23 @@ from megatron.neox_arguments.arguments_cli import (
     add_config_arguments,
     args_from_cli,
 )
+from megatron.ranks import adopt_rank_variables
+from megatron.runtime.peers import watch_peers
 from megatron.runtime.process import end_process, start_process
 
 
 def main() -> None:
+    adopt_rank_variables()
     parser = RankParser(description=__doc__)
     add_config_arguments(parser)
     add_evaluation_arguments(parser)
     parsed = parser.parse_intermixed_args()
     args = args_from_cli(parsed)
     world = start_process(args.training.distributed_backend, config_hash=args.hash())
-    text = run_evaluation(args, world, parsed)
-    if text:
-        print(text, flush=True)
+    with watch_peers(world):
+        text = run_evaluation(args, world, parsed)
+        if text:
+            print(text, flush=True)
     end_process()
 
 

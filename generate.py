@@ -10,6 +10,8 @@ from megatron.neox_arguments.arguments_cli import (
     add_config_arguments,
     args_from_cli,
 )
+from megatron.ranks import adopt_rank_variables
+from megatron.runtime.peers import watch_peers
 from megatron.runtime.process import end_process, start_process
 from megatron.training.loading import load_trained_model
 from megatron.training.setup import build_parts
@@ -18,6 +20,7 @@ A_WEEK_S = 7 * 24 * 3600.0
 
 
 def main() -> None:
+    adopt_rank_variables()
     parser = RankParser(description=__doc__)
     add_config_arguments(parser)
     args = args_from_cli(parser.parse_intermixed_args())
@@ -27,9 +30,10 @@ def main() -> None:
         collective_timeout_s=A_WEEK_S,
         config_hash=args.hash(),
     )
-    parts = build_parts(args, world)
-    model, _ = load_trained_model(args, parts)
-    run_generation(args, model, parts.tokenizer, world)
+    with watch_peers(world):
+        parts = build_parts(args, world)
+        model, _ = load_trained_model(args, parts)
+        run_generation(args, model, parts.tokenizer, world)
     end_process()
 
 

@@ -9,12 +9,15 @@ from megatron.neox_arguments.arguments_cli import (
     add_config_arguments,
     args_from_cli,
 )
+from megatron.ranks import adopt_rank_variables
+from megatron.runtime.peers import watch_peers
 from megatron.runtime.process import end_process, start_process
 from megatron.runtime.world import COLLECTIVE_TIMEOUT_S, World
 from megatron.training.run import run_training
 
 
 def main() -> None:
+    adopt_rank_variables()
     parser = RankParser(description=__doc__)
     add_config_arguments(parser)
     args = args_from_cli(parser.parse_intermixed_args(), world_size=World.from_env().size)
@@ -24,7 +27,8 @@ def main() -> None:
         collective_timeout_s=COLLECTIVE_TIMEOUT_S + args.data.index_build_timeout_s,
         config_hash=args.hash(),
     )
-    run_training(args, world)
+    with watch_peers(world):
+        run_training(args, world)
     end_process()
 
 

@@ -79,10 +79,10 @@ def run_door(main: Callable[[], int | None]) -> None:
     then ends at once, without waiting for helper threads or collectives that no peer will ever
     complete.
     """
-    rank = os.environ.get("RANK")
     try:
         status = main() or 0
     except NeoXError as error:
+        rank = os.environ.get("RANK")  # only now: the program may have worked it out itself
         # What all ranks find wrong is said by rank 0, what those of one node find by its first. That one
         # also speaks, later, where rank 0 should have: a file may be missing on one node only.
         is_nodes_first = os.environ.get("LOCAL_RANK") == "0"
@@ -105,6 +105,7 @@ def run_door(main: Callable[[], int | None]) -> None:
         )
         status = EXIT_USER_ERROR
     except BaseException as error:  # noqa: BLE001 - shown whole, and the status says so
+        rank = os.environ.get("RANK")
         prefix = f"rank {rank}: " if rank is not None else ""
         text = _lost_peer_text(error)
         if text is None:
@@ -125,11 +126,16 @@ def run_door(main: Callable[[], int | None]) -> None:
     os._exit(status)
 
 
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether ``error`` means no more than that another rank has ended."""
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _LOST_PEER)
+
+
 def _lost_peer_text(error: BaseException) -> str | None:
     """What to say of an error that means no more than that another rank has ended; else None."""
-    words = str(error)
-    if not isinstance(error, RuntimeError) or not any(sign in words for sign in _LOST_PEER):
+    if not is_lost_peer(error):
         return None
+    words = str(error)
     return (
         f"another rank of this run has ended\n  found: {words.splitlines()[0][:200]}\n"
         "  to do: see that rank's own message\n"

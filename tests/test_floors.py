@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 FLOORS = [
     ["errors", "logging"],
-    ["neox_arguments"],
+    ["neox_arguments", "ranks"],
     ["runtime"],
     ["mpu"],
     ["tokenizer", "data", "model"],

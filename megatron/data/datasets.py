@@ -22,6 +22,7 @@ from megatron.data.node_memory import hold_in_memory
 from megatron.data.plan import plan_indexes
 from megatron.data.progress import Progress
 from megatron.data.recipes import BlendRecipe
+from megatron.data.same_data import check_same_data
 from megatron.data.sample_dataset import SampleDataset, Samples
 from megatron.data.shares import blend_lines
 from megatron.data.sources import DataSettings, open_source, store_of
@@ -149,6 +150,8 @@ def build_datasets(
         use_shared_fs=settings.use_shared_fs,
         timeout_s=settings.index_build_timeout_s,
     )
+    if not settings.use_shared_fs:
+        check_same_data(plan, world)
     files, lease = _open_files(settings, plan, world)
     open_here = partial(
         _open, files, store, plan, seq_length=seq_length, vocab_size=vocab_size, pad_id=pad_id

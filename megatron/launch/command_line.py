@@ -18,6 +18,8 @@ USAGE = """\
   ./deepy.py train.py -d configs 125M local_setup
   ./deepy.py --num_gpus 2 train.py configs/125M.yml configs/local_setup.yml --set train_iters=10
   ./deepy.py --check [script.py] configs/125M.yml configs/local_setup.yml
+  ./deepy.py --hostfile hosts --dry-run train.py configs/125M.yml configs/local_setup.yml
+  ./deepy.py doctor configs/125M.yml configs/local_setup.yml
   ./deepy.py --deepspeed_json configs/125M.yml configs/local_setup.yml
   ./deepy.py generate.py configs/125M.yml configs/local_setup.yml configs/text_generation.yml -i prompts.txt
 
@@ -35,7 +37,15 @@ LAUNCHER_OPTIONS = {
     "num_gpus": "processes per host; on a machine without GPUs, processes on the CPU",
     "master_port": "port at which the ranks meet; a free one is found by default",
     "master_addr": "address at which the ranks meet",
-    "launcher": "what starts processes on other hosts",
+    "launcher": "what starts processes on other hosts: pdsh, openmpi, mpich, impi, mvapich, slurm",
+    "launcher_args": "more arguments for the launcher",
+    "account": "account that a job of Slurm's is charged to",
+    "comment": "comment on a job that goes to Slurm",
+}
+# The same, for keys that are true or false.
+SWITCHES = {
+    "force_multi": "start one host through the launcher too",
+    "no_ssh_check": "SSH may ask for a password, and take its time",
 }
 # Options that check, for which no script has to be named.
 _CHECKS = ("check", "deepspeed_json")
@@ -59,6 +69,7 @@ class Command:
         check_only: check and describe, start nothing.
         names_script: a script is named; without one a configuration is checked, not a start.
         deepspeed_json: show the configuration that DeepSpeed gets, and start nothing.
+        dry_run: show what would be started where, and start nothing.
     """
 
     script: str
@@ -70,6 +81,7 @@ class Command:
     check_only: bool
     names_script: bool = True
     deepspeed_json: bool = False
+    dry_run: bool = False
 
     def script_arguments(
         self, config_files: Sequence[str], deepspeed_config: str | None
@@ -111,6 +123,7 @@ def parse_command(argv: Sequence[str]) -> Command:
     options = [
         f"{key}={getattr(launcher, key)}" for key in LAUNCHER_OPTIONS if getattr(launcher, key)
     ]
+    options += [f"{key}=true" for key in SWITCHES if getattr(launcher, key)]
     return Command(
         script=script,
         configs=(*parsed.config, *parsed.config_file),
@@ -121,6 +134,7 @@ def parse_command(argv: Sequence[str]) -> Command:
         check_only=check_only,
         names_script=names_script,
         deepspeed_json=launcher.deepspeed_json,
+        dry_run=launcher.dry_run,
     )
 
 
@@ -146,6 +160,16 @@ def _launcher_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="show the configuration that DeepSpeed gets, start nothing",
     )
+    parser.add_argument(
+        "--dry-run",
+        "--dry_run",
+        action="store_true",
+        help="show hosts, ranks, devices, command and environment, start nothing",
+    )
+    for key, text in SWITCHES.items():
+        parser.add_argument(
+            f"--{key}", f"--{key.replace('_', '-')}", dest=key, action="store_true", help=text
+        )
     for key, text in LAUNCHER_OPTIONS.items():
         parser.add_argument(
             f"--{key}", f"--{key.replace('_', '-')}", dest=key, metavar="X", help=text
@@ -160,7 +184,7 @@ def _before_script(argv: Sequence[str]) -> list[str]:
     index, checks = 0, False
     while index < len(argv) and argv[index].startswith("-"):
         name = argv[index].lstrip("-").replace("-", "_")
-        is_launchers = name.partition("=")[0] in (*LAUNCHER_OPTIONS, *_CHECKS)
+        is_launchers = name.partition("=")[0] in (*LAUNCHER_OPTIONS, *SWITCHES, *_CHECKS, "dry_run")
         if checks and not is_launchers:
             break  # no script is named, and the configuration's own options have begun
         checks = checks or name in _CHECKS
@@ -192,13 +216,13 @@ def _check_own(own: list[str]) -> None:
     own = own[: own.index("--")] if "--" in own else own
     for argument, following in zip(own, [*own[1:], ""], strict=True):
         option = _option(argument)
-        if option.startswith("--") and canonical(option[2:]) in LAUNCHER_OPTIONS:
+        if option.startswith("--") and canonical(option[2:]) in {*LAUNCHER_OPTIONS, *SWITCHES}:
             raise LaunchError(
                 f"command line: {option} is a launcher option: put it before the script"
             )
         _, equals, value = argument.partition("=")
         key = (value if equals else following).partition("=")[0]
-        sets_the_start = option == "--set" and canonical(key) in LAUNCHER_OPTIONS
+        sets_the_start = option == "--set" and canonical(key) in {*LAUNCHER_OPTIONS, *SWITCHES}
         if sets_the_start or option in _FILE_OPTIONS:
             shown = f"--set {key}" if sets_the_start else option
             raise LaunchError(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 
 from megatron.errors import LaunchError
 
 _LINE = re.compile(r"(?P<name>[^\s#=]+)(\s+slots\s*=\s*(?P<slots>\S+))?")
-_LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 
 @dataclass(frozen=True)
@@ -19,11 +17,6 @@ class Host:
 
     name: str
     slots: int | None
-
-    def is_this_host(self) -> bool:
-        """Whether the name means the machine that asks."""
-        here = socket.gethostname()
-        return self.name in _LOOPBACK | {here, here.split(".")[0], socket.getfqdn()}
 
 
 def read_hostfile(path: str) -> list[Host]:

@@ -1,4 +1,4 @@
-"""Ranks on this host, through torch's elastic agent (the one behind ``torch.distributed.run``).
+"""The ranks of one host, through torch's elastic agent (the one behind ``torch.distributed.run``).
 
 What is different from ``torchrun``: SIGTERM and SIGINT are passed on and the ranks get all the time
 that they need to save; the first rank to fail is named in one line, without a banner; the ranks meet at
@@ -12,8 +12,8 @@ import os
 import signal
 import sys
 import tempfile
-import uuid
 from collections.abc import Iterable, Mapping
+from datetime import timedelta
 from types import FrameType
 from typing import Any
 
@@ -29,10 +29,12 @@ from megatron.runtime.parent import LAUNCHER_PID_VARIABLE
 
 # What the ranks of a failed run get before they are killed, in seconds.
 SHUTDOWN_TIMEOUT = 20
+# Seconds that the hosts wait for each other.
+_PATIENCE_S = 300
 
 
-def run_local(plan: LaunchPlan) -> int:
-    """Start the ranks, wait for all of them, and return the exit status of the whole.
+def run_local(plan: LaunchPlan, node: int = 0) -> int:
+    """Start the ranks of one host of the plan, wait for all of them, and return their exit status.
 
     0 only if every rank ended with 0; else the status of the first rank to fail, 128 + number for one
     that a signal ended. The others are ended within ``SHUTDOWN_TIMEOUT`` seconds then.
@@ -44,9 +46,9 @@ def run_local(plan: LaunchPlan) -> int:
     quiet.addHandler(logging.NullHandler())
     quiet.propagate = False
     with tempfile.TemporaryDirectory(prefix="deepy_") as folder, _Forwarder() as forwarder:
-        agent = _Agent(_worker_spec(plan), forwarder, folder)
+        agent = _Agent(_worker_spec(plan, node), forwarder, folder)
         result = agent.run()
-    return _verdict(result, plan.ranks, forwarder)
+    return _verdict(result, plan, node, forwarder)
 
 
 class _Forwarder:
@@ -117,14 +119,29 @@ class _Agent(LocalElasticAgent):
 
 
 class _Meeting(StaticTCPRendezvous):
-    """Where the ranks meet: a store in this process, at a port that stays bound from here on."""
+    """Where the ranks meet: a store in the first host's agent, at a port that stays bound from here on."""
 
-    def __init__(self, address: str, port: int | None) -> None:
-        run_id = uuid.uuid4().hex[:12]
-        super().__init__(address, port or 0, rank=0, world_size=1, run_id=run_id, timeout=60)
+    def __init__(self, plan: LaunchPlan, node: int) -> None:
+        address, port = plan.address, plan.port or 0
+        super().__init__(
+            address,
+            port,
+            rank=node,
+            world_size=len(plan.hosts),
+            run_id=plan.run_id,
+            timeout=_PATIENCE_S,
+        )
         try:
-            self._store = TCPStore(address, port or 0, 1, is_master=True, multi_tenant=True)
-        except RuntimeError as error:
+            self._store = TCPStore(
+                address,
+                port,
+                len(plan.hosts),
+                is_master=node == 0,
+                timeout=timedelta(seconds=_PATIENCE_S),
+                wait_for_workers=False,
+                multi_tenant=True,
+            )
+        except (RuntimeError, ValueError) as error:
             first_line = str(error).splitlines()[0]
             raise LaunchError(
                 f"master_port: the ranks cannot meet at {address}:{port or 'a free port'}: {first_line}"
@@ -132,23 +149,23 @@ class _Meeting(StaticTCPRendezvous):
         self.master_port = self._store.port
 
 
-def _worker_spec(plan: LaunchPlan) -> WorkerSpec:
+def _worker_spec(plan: LaunchPlan, node: int) -> WorkerSpec:
     # The agent would take these signals for itself and kill the ranks after a while. It needs one to
     # handle: an urgent-data signal, which nobody sends.
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGURG"
     return WorkerSpec(
         role="rank",
-        local_world_size=plan.ranks,
+        local_world_size=plan.hosts[node].ranks,
         entrypoint=plan.command[0],
         args=plan.command[1:],
-        rdzv_handler=_Meeting(plan.address, plan.port),
+        rdzv_handler=_Meeting(plan, node),
         max_restarts=0,
         monitor_interval=0.1,
         local_addr=plan.address,
     )
 
 
-def _verdict(result: RunResult, ranks: int, forwarder: _Forwarder) -> int:
+def _verdict(result: RunResult, plan: LaunchPlan, node: int, forwarder: _Forwarder) -> int:
     """The status of the run, and the one line that says why it is not 0."""
     if not result.is_failed():
         return 0
@@ -156,10 +173,13 @@ def _verdict(result: RunResult, ranks: int, forwarder: _Forwarder) -> int:
     rank = next(rank for rank, failure in result.failures.items() if failure is first)
     code = first.exitcode
     how = f"status {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
-    others = "; the others were stopped" if ranks > 1 else ""
+    others = "; the others were stopped" if plan.hosts[node].ranks > 1 else ""
     asked = f" after {forwarder.received.name}" if forwarder.received else ""
     if code == -signal.SIGBUS:
         others += "; a file that it had mapped was cut or its disk failed, or /dev/shm is full"
     sys.stdout.flush()
-    sys.stderr.write(f"deepy.py: rank {rank} of {ranks} ended with {how}{asked}{others}\n")
+    where = f" on {plan.hosts[node].host}" if len(plan.hosts) > 1 else ""
+    sys.stderr.write(
+        f"deepy.py: rank {rank} of {plan.ranks}{where} ended with {how}{asked}{others}\n"
+    )
     return code if code >= 0 else 128 - code

@@ -11,6 +11,18 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from megatron.errors import LaunchError
+from megatron.ranks import is_own_address
+
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def is_this_host(name: str) -> bool:
+    """Whether a name, perhaps with a user before it, means the machine that asks."""
+    name = name.rpartition("@")[2]
+    here = socket.gethostname()
+    if name in _LOOPBACK or name in (here, here.split(".")[0]):
+        return True
+    return is_own_address(name)
 
 
 def accelerator_count(env: Mapping[str, str] | None = None, devices: Path = Path("/dev")) -> int:
@@ -45,6 +57,17 @@ def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
     except (OSError, ValueError):
         pass  # no such limit on this system
     return cores
+
+
+def port_is_free(port: int) -> bool:
+    """Whether a port of this host can be bound now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+        return True
 
 
 def check_port_is_free(port: int) -> None:

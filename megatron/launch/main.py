@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from megatron.launch.command_line import parse_command
-from megatron.launch.machine import check_port_is_free
-from megatron.launch.plan import LaunchPlan, check_configuration, plan_launch
+from megatron.launch.command_line import Command, parse_command
+from megatron.launch.dry_run import dry_run_page
+from megatron.launch.machine import accelerator_count, check_port_is_free
+from megatron.launch.plan import (
+    LOCAL,
+    LaunchPlan,
+    check_configuration,
+    find_script,
+    plan_launch,
+    rank_command,
+    rank_environment,
+)
+from megatron.launch.remote import run_remote
+from megatron.neox_arguments import NeoXArgs
+from megatron.ranks import adopt_rank_variables
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -17,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         NeoXError: the command or the configuration cannot be run.
     """
+    adopt_rank_variables()
     command = parse_command(sys.argv[1:] if argv is None else argv)
     if command.check_only:
         # It reads token files, for which it imports numpy: a start has no use for that here.
@@ -28,7 +41,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         report.raise_if_it_stops()
         return 0
     args = check_configuration(command)
+    if is_rank(os.environ):
+        # A scheduler has started this program as often as there are ranks: each becomes its rank.
+        run_as_rank(command, args)
     plan = plan_launch(command, args)
+    if command.dry_run:
+        sys.stdout.write(dry_run_page(plan, accelerators=accelerator_count() > 0))
+        sys.stdout.flush()
+        return 0
+    if plan.launcher != LOCAL:
+        return run_remote(plan)
     if plan.port is not None:
         check_port_is_free(plan.port)
     if plan.ranks == 1:
@@ -51,3 +73,20 @@ def run_in_place(plan: LaunchPlan) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(plan.command[0], list(plan.command), env)
+
+
+def is_rank(env: Mapping[str, str]) -> bool:
+    """Whether this process is one of several that a scheduler has started (``srun ./deepy.py …``)."""
+    size = env.get("WORLD_SIZE", "")
+    return "RANK" in env and size.isdigit() and int(size) > 1
+
+
+def run_as_rank(command: Command, args: NeoXArgs) -> None:
+    """Become the script, as the rank that the environment says. Does not return."""
+    program = rank_command(command, args, find_script(command.script))
+    local = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    ranks = int(local) if local.isdigit() and int(local) else 1
+    env = {**os.environ, **rank_environment(os.environ, ranks, accelerator_count())}
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(program[0], list(program), env)

@@ -1,43 +1,85 @@
-"""What will be started: how many ranks, of which command, with which environment."""
+"""What will be started: which ranks on which hosts, of which command, with which environment."""
 
 from __future__ import annotations
 
 import os
+import random
+import shlex
 import sys
+import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from megatron.errors import LaunchError
+from megatron.launch.carried import carried_variables
 from megatron.launch.command_line import Command
-from megatron.launch.hostfile import Host, read_hostfile
-from megatron.launch.machine import accelerator_count, usable_cores
+from megatron.launch.hosts import (
+    Share,
+    find_hostfile,
+    hosts_of_hostfile,
+    hosts_of_slurm,
+    in_several_hosts_of_slurm,
+)
+from megatron.launch.machine import accelerator_count, is_this_host, port_is_free, usable_cores
 from megatron.neox_arguments import NeoXArgs
 from megatron.neox_arguments.payload import VARIABLE, payload_of
 from megatron.neox_arguments.sections import LaunchArgs
+from megatron.ranks import FIRST_PORT, PORTS
 
 ROOT = Path(__file__).resolve().parents[2]
 # Programs that take a batch of the size that the configuration says. The others only need the layout.
 _TRAINING_SCRIPT = "train.py"
+LOCAL: Final = "local"
+# Names of the hosts in the order of their node ranks, with commas, for the ranks.
+HOSTS_VARIABLE: Final = "NEOX_HOSTS"
+_OF_ONE_HOST: Final = {
+    "pdsh": frozenset({"OMP_NUM_THREADS", "DS_ACCELERATOR"}),
+    **dict.fromkeys(
+        ("openmpi", "mpich", "impi", "mvapich", "slurm"), frozenset({"DS_ACCELERATOR"})
+    ),
+}
 
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """Everything about a start on this host.
+    """Everything about a start.
 
     Attributes:
-        ranks: number of processes.
-        command: program and arguments of each of them.
-        env: variables to set for them beside this process's own.
+        launcher: ``local`` on this host alone, else the configuration's ``launcher``.
+        hosts: hosts in the order of their node ranks, with the processes of each.
+        command: program and arguments of each process.
+        env: variables to set for them; on this host beside this process's own.
         address: the address at which they meet.
         port: the port at which they meet; None finds a free one.
+        launcher_args: the user's own arguments for the launcher.
+        cwd: folder in which they start, on every host.
+        run_id: a name that no other start has.
+        asks: SSH may ask the user something.
+        slurm: more options of ``srun``.
     """
 
-    ranks: int
+    hosts: tuple[Share, ...]
     command: tuple[str, ...]
     env: Mapping[str, str]
     address: str
     port: int | None
+    launcher: str = LOCAL
+    launcher_args: tuple[str, ...] = ()
+    cwd: str = "."
+    run_id: str = ""
+    asks: bool = False
+    slurm: tuple[str, ...] = ()
+
+    @property
+    def ranks(self) -> int:
+        """Number of processes on all hosts."""
+        return sum(share.ranks for share in self.hosts)
+
+    def first_rank(self, node: int) -> int:
+        """Rank of the first process of a host."""
+        return sum(share.ranks for share in self.hosts[:node])
 
 
 def check_configuration(
@@ -71,21 +113,89 @@ def plan_launch(
     """
     env = os.environ if env is None else env
     script = find_script(command.script)
-    _refuse_several_hosts(args.launch)
-    host = _one_host(args.launch)
-    accelerators = accelerator_count(env)
-    ranks = _rank_count(args.launch, host, accelerators)
+    hosts, launcher = plan_hosts(args.launch, env)
+    ranks = sum(share.ranks for share in hosts)
     if script.name == _TRAINING_SCRIPT:
         check_configuration(command, ranks)  # again, now that it is known how many there are
+    return plan_start(args, rank_command(command, args, script), hosts, launcher, env)
+
+
+def rank_command(command: Command, args: NeoXArgs, script: Path) -> tuple[str, ...]:
+    """Program and arguments of each rank."""
     names = [file.path for file in args.files]
     extra = names.pop() if command.deepspeed_config is not None else None
-    return LaunchPlan(
-        ranks=ranks,
-        command=(sys.executable, "-u", str(script), *command.script_arguments(names, extra)),
-        env=rank_environment(env, ranks, accelerators) | {VARIABLE: payload_of(args)},
-        address=args.launch.master_addr or "127.0.0.1",
-        port=args.launch.master_port,
+    return (sys.executable, "-u", str(script), *command.script_arguments(names, extra))
+
+
+def plan_start(
+    args: NeoXArgs,
+    program: tuple[str, ...],
+    hosts: tuple[Share, ...],
+    launcher: str,
+    env: Mapping[str, str],
+) -> LaunchPlan:
+    """How ``program`` is started as the ranks of these hosts.
+
+    Raises:
+        LaunchError: the launcher cannot do that.
+    """
+    launch = args.launch
+    most = max(share.ranks for share in hosts)
+    added = rank_environment(env, most, accelerator_count(env)) | {VARIABLE: payload_of(args)}
+    plan = LaunchPlan(
+        hosts=hosts,
+        command=program,
+        env=added,
+        address=launch.master_addr or "127.0.0.1",
+        port=launch.master_port,
+        cwd=os.getcwd(),
+        run_id=uuid.uuid4().hex[:12],
     )
+    if launcher == LOCAL:
+        return plan
+    carried = carried_variables(env, launch.launch_env, Path.home(), Path.cwd())
+    # What has been found out about this host need not hold for the others: their agents look
+    # themselves, and without an agent the ranks do.
+    added = {name: value for name, value in added.items() if name not in _OF_ONE_HOST[launcher]}
+    added = {**carried, **added, HOSTS_VARIABLE: ",".join(share.host for share in hosts)}
+    plan = replace(
+        plan,
+        launcher=launcher,
+        env=added,
+        address=_meeting_address(launch, hosts),
+        port=launch.master_port,
+        launcher_args=tuple(shlex.split(launch.launcher_args or "")),
+        asks=launch.no_ssh_check,
+        slurm=_slurm_options(launch),
+    )
+    if launcher != "pdsh":
+        _check_for_mpi_and_slurm(plan)
+        plan = replace(plan, port=plan.port or _probably_free_port(hosts[0].host))
+    return plan
+
+
+def plan_hosts(launch: LaunchArgs, env: Mapping[str, str]) -> tuple[tuple[Share, ...], str]:
+    """The hosts and processes of a start, and what starts them.
+
+    Raises:
+        LaunchError: the keys contradict each other, or name what is not there.
+    """
+    accelerators = accelerator_count(env)
+    launcher = _launcher(launch)
+    path = find_hostfile(launch, env)
+    if path is not None:
+        hosts = hosts_of_hostfile(launch, path, accelerators or 1)
+        is_here = len(hosts) == 1 and is_this_host(hosts[0].host)
+        if not is_here or launch.force_multi or hosts[0].devices is not None:
+            return hosts, launcher
+        _check_count(launch, hosts[0], accelerators)
+        return hosts, LOCAL
+    if launcher == "slurm":
+        return hosts_of_slurm(launch, env, _slurm_tasks(env) or accelerators or 1), launcher
+    here = Share(_own_name(), launch.num_gpus or accelerators or 1)
+    _check_one_host(launch, env)
+    _check_count(launch, here, accelerators)
+    return (here,), launcher if launch.force_multi else LOCAL
 
 
 def find_script(name: str) -> Path:
@@ -116,48 +226,95 @@ def rank_environment(env: Mapping[str, str], ranks: int, accelerators: int) -> d
     return added
 
 
-def _refuse_several_hosts(launch: LaunchArgs) -> None:
-    asked = {
+def _launcher(launch: LaunchArgs) -> str:
+    """The configuration's launcher, with GPT-NeoX's two switches."""
+    if launch.deepspeed_slurm and launch.deepspeed_mpi:
+        raise LaunchError("deepspeed_mpi, deepspeed_slurm: only one of them can be true")
+    if launch.deepspeed_slurm:
+        return "slurm"
+    if launch.deepspeed_mpi and launch.launcher in ("pdsh", "slurm"):
+        return "openmpi"
+    return launch.launcher
+
+
+def _check_one_host(launch: LaunchArgs, env: Mapping[str, str]) -> None:
+    """Without a list of hosts there is one: nothing may say otherwise."""
+    wanted = {
+        f"num_nodes: {launch.num_nodes}": launch.num_nodes > 1,
         "include": launch.include is not None,
         "exclude": launch.exclude is not None,
-        "force_multi": launch.force_multi,
-        "deepspeed_mpi": launch.deepspeed_mpi,
-        "deepspeed_slurm": launch.deepspeed_slurm,
-        f"num_nodes: {launch.num_nodes}": launch.num_nodes > 1,
     }
-    for key, is_asked in asked.items():
-        if is_asked:
-            raise LaunchError(f"{key} is for starts on several hosts, {_ONE_HOST}")
-
-
-_ONE_HOST = (
-    "which deepy.py cannot do yet\n"
-    "  to do: take it out to run on this host, or start train.py on every host with torchrun or srun"
-)
-
-
-def _one_host(launch: LaunchArgs) -> Host | None:
-    """The hostfile's only host, which must be this one; None without a hostfile."""
-    if launch.hostfile is None:
-        return None
-    hosts = read_hostfile(launch.hostfile)
-    if launch.num_nodes > 0:
-        hosts = hosts[: launch.num_nodes]
-    if len(hosts) > 1:
-        raise LaunchError(f"hostfile: {launch.hostfile} names {len(hosts)} hosts, {_ONE_HOST}")
-    if not hosts[0].is_this_host():
+    for key, is_wanted in wanted.items():
+        if is_wanted:
+            raise LaunchError(
+                f"{key} needs the names of the hosts\n"
+                "  to do: name a hostfile (a file of lines such as 'node1 slots=8'), or, in a Slurm job, "
+                "set launcher: slurm"
+            )
+    if launch.num_nodes < 1 and in_several_hosts_of_slurm(env):
         raise LaunchError(
-            f"hostfile: {launch.hostfile} names {hosts[0].name}, another host, {_ONE_HOST}"
+            "this Slurm job has several hosts, but the start would use this one alone\n"
+            "  to do: set launcher: slurm to use all of them, or num_nodes: 1 for this one"
         )
-    return hosts[0]
 
 
-def _rank_count(launch: LaunchArgs, host: Host | None, accelerators: int) -> int:
-    ranks = launch.num_gpus or (host.slots if host else None) or accelerators or 1
-    if accelerators and ranks > accelerators:
+def _check_count(launch: LaunchArgs, here: Share, accelerators: int) -> None:
+    if accelerators and here.ranks > accelerators:
         what = "num_gpus" if launch.num_gpus else "slots of the hostfile"
         raise LaunchError(
-            f"{what}: {ranks} processes need a GPU each, {accelerators} are visible\n"
+            f"{what}: {here.ranks} processes need a GPU each, {accelerators} are visible\n"
             "  to do: lower it, or set DS_ACCELERATOR=cpu in the environment to run on the CPU"
         )
-    return ranks
+
+
+def _check_for_mpi_and_slurm(plan: LaunchPlan) -> None:
+    for share in plan.hosts:
+        if share.devices is not None:
+            raise LaunchError(
+                f"include, exclude: {plan.launcher} starts ranks on whole hosts; {share.host} is cut to the "
+                f"devices {', '.join(map(str, share.devices))}\n"
+                "  to do: use launcher: pdsh, or set CUDA_VISIBLE_DEVICES on that host"
+            )
+    counts = {share.ranks for share in plan.hosts}
+    if len(counts) > 1 and plan.launcher != "openmpi":
+        raise LaunchError(
+            f"hostfile: {plan.launcher} starts equally many ranks on each host, found "
+            f"{', '.join(f'{share.host} {share.ranks}' for share in plan.hosts)}\n"
+            "  to do: make the slots equal, set num_gpus, or use launcher: pdsh"
+        )
+
+
+def _meeting_address(launch: LaunchArgs, hosts: tuple[Share, ...]) -> str:
+    """Where the ranks meet: on the first host."""
+    address = launch.master_addr or hosts[0].host.rpartition("@")[2]
+    if len(hosts) > 1 and (address == "localhost" or address.startswith("127.")):
+        raise LaunchError(
+            f"master_addr: {address} is another machine on each host\n"
+            "  to do: set master_addr to an address of the first host that the others can reach, or give "
+            "it such a name in the hostfile"
+        )
+    return address
+
+
+def _probably_free_port(host: str) -> int:
+    """A port for ranks that meet on ``host``, which can be asked only if it is this one."""
+    ports = random.SystemRandom()
+    while True:
+        port = FIRST_PORT + ports.randrange(PORTS)
+        if not is_this_host(host) or port_is_free(port):
+            return port
+
+
+def _slurm_options(launch: LaunchArgs) -> tuple[str, ...]:
+    options = {"--account": launch.account, "--comment": launch.comment}
+    return tuple(f"{name}={value}" for name, value in options.items() if value is not None)
+
+
+def _slurm_tasks(env: Mapping[str, str]) -> int | None:
+    """Tasks of each host as the job was asked for, if it said."""
+    text = env.get("SLURM_NTASKS_PER_NODE", "")
+    return int(text) if text.isdigit() and int(text) > 1 else None
+
+
+def _own_name() -> str:
+    return os.uname().nodename

@@ -62,7 +62,7 @@ def probe_file_systems(
     if blind and first_name is not None:
         nodes = ", ".join(f"node {node} ({host})" for node, host in sorted(blind.items()))
         raise BarrierError(
-            f"{root}: is not the same folder on all nodes\n"
+            f"{root.absolute()}: is not the same folder on all nodes\n"
             f"  found: {nodes} cannot see a file that node {first_node} has written there\n"
             "  expected: one shared file system, because use_shared_fs is true\n"
             "  to do: set use_shared_fs: false if every node has its own disk, with the data on each; "

@@ -16,6 +16,7 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from megatron.errors import LaunchError
+from megatron.ranks import rank_variables
 
 T = TypeVar("T")
 
@@ -88,12 +89,14 @@ class World:
         """The world that the launcher's variables describe, before any process group exists.
 
         Reads ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE`` or ``LOCAL_SIZE``, and the
-        node's number, as torchrun and DeepSpeed set them; without them this is a run of one process.
+        node's number, as torchrun and DeepSpeed set them, else what Slurm or MPI's launchers say
+        (:mod:`megatron.ranks`); without all of them this is a run of one process.
 
         Raises:
             LaunchError: a variable is no number, or the numbers contradict each other.
         """
         env = os.environ if env is None else env
+        env = {**env, **rank_variables(env)}
 
         def number(name: str, default: int) -> int:
             text = env.get(name, "")

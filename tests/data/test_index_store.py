@@ -392,4 +392,4 @@ def test_nodes_with_their_own_disks_build_their_own(tmp_path: Path) -> None:
     write_documents(prefixes[1], letters(8))
     for outcome in run_outcomes(2, start_on_own_disk, prefixes, env_of_rank=two_nodes):
         assert outcome.error is not None
-        assert "have different index maps" in outcome.error
+        assert "the token files differ between the nodes" in outcome.error

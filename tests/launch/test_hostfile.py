@@ -9,6 +9,7 @@ import pytest
 
 from megatron.errors import LaunchError
 from megatron.launch.hostfile import Host, read_hostfile
+from megatron.launch.machine import is_this_host
 
 
 def test_names_slots_and_comments(tmp_path: Path) -> None:
@@ -41,6 +42,7 @@ def test_a_missing_file_stops(tmp_path: Path) -> None:
 
 
 def test_which_names_mean_this_host() -> None:
-    assert Host("localhost", None).is_this_host()
-    assert Host(socket.gethostname(), None).is_this_host()
-    assert not Host("surely-not-this-host", None).is_this_host()
+    assert is_this_host("localhost")
+    assert is_this_host("someone@" + socket.gethostname())
+    assert is_this_host("127.0.0.1")
+    assert not is_this_host("192.0.2.1")  # of a net that is for documents only

@@ -176,11 +176,20 @@ def test_how_many_ranks(
     ("changes", "message"),
     [
         ({"hostfile": "none"}, r"hostfile: /.*/none: cannot be read: No such file"),
-        ({"hostfile": "two"}, "hostfile: two names 2 hosts, which deepy.py cannot do yet"),
-        ({"hostfile": "far"}, "hostfile: far names far-away, another host"),
-        ({"include": "node1"}, "include is for starts on several hosts"),
-        ({"num_nodes": 2}, "num_nodes: 2 is for starts on several hosts"),
-        ({"deepspeed_slurm": True}, "deepspeed_slurm is for starts on several hosts"),
+        ({"hostfile": "two"}, "master_addr: localhost is another machine on each host"),
+        ({"hostfile": "two", "num_nodes": 3}, "num_nodes: 3, but two has 2"),
+        ({"include": "node1"}, "include needs the names of the hosts"),
+        ({"num_nodes": 2}, "num_nodes: 2 needs the names of the hosts"),
+        ({"deepspeed_slurm": True}, "launcher: slurm: this is no Slurm job"),
+        ({"deepspeed_slurm": True, "deepspeed_mpi": True}, "only one of them can be true"),
+        (
+            {"hostfile": "uneven", "launcher": "mpich"},
+            "mpich starts equally many ranks on each host, found a 2, b 1",
+        ),
+        (
+            {"hostfile": "uneven", "launcher": "openmpi", "exclude": "a:0"},
+            "openmpi starts ranks on whole hosts; a is cut to the devices 1",
+        ),
         ({"num_gpus": 9}, "num_gpus: 9 processes need a GPU each, 8 are visible"),
         (
             {"train_batch_size": 6, "num_gpus": 2},
@@ -193,7 +202,7 @@ def test_what_cannot_be_started(
 ) -> None:
     monkeypatch.setattr("megatron.launch.plan.accelerator_count", lambda env: 8)
     (folder / "two").write_text("localhost\nfar\n")
-    (folder / "far").write_text("far-away slots=2\n")
+    (folder / "uneven").write_text("a slots=2\nb slots=1\n")
     (folder / "run.yml").write_text(yaml.safe_dump(small(**changes)))
     with pytest.raises((LaunchError, ConfigError), match=message):
         plan("train.py", "run", env={})

@@ -136,7 +136,6 @@ def test_it_loads_and_tells_what_it_ignores(tmp_path: Path) -> None:
         "ignored: synchronize_each_layer (activations are recomputed by PyTorch, which neither waits nor "
         "takes the time)",
         "ignored: use_wandb, wandb_team (metrics go to metrics.jsonl and TensorBoard for now)",
-        "ignored: launcher (starts are on one host for now)",
         "ignored: hostfile (/mock_path is a placeholder of GPT-NeoX's files)",
         "ignored: partition_activations (there is one tensor-parallel rank)",
         "ignored: wall_clock_breakdown (DeepSpeed's timers do not run in its pipeline engine)",

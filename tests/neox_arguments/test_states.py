@@ -71,6 +71,8 @@ def test_keys_that_are_not_gpt_neoxs_are_few_and_ours() -> None:
         "embedding_scale",
         "use_bias_in_qkv",
         "context_parallel_size",
+        "launch_env",
+        "launcher_args",
     }
 
 

@@ -5,61 +5,67 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from megatron.neox_arguments.typed import Ignored, PositiveInt, Range, Refused
-
-_ONE_HOST = Ignored("starts are on one host for now")
+from megatron.neox_arguments.typed import PositiveInt, Range, Refused
 
 
 @dataclass(frozen=True)
 class LaunchArgs:
-    """Hosts, processes and ports. Starts on several hosts are refused for now."""
+    """Hosts, processes and ports; docs/cluster.md has an example for each launcher."""
 
     hostfile: str | None = None
-    """File with one `name slots=N` per line. A file that is named but missing stops the start."""
+    """File with one `name slots=N` per line. A file that is named but missing stops the start. Default:
+    the one that the environment's `DLTS_HOSTFILE` names, else `/job/hostfile` where there is one."""
 
     include: str | None = None
-    """Hosts and devices to use, of those in the hostfile. Refused for now."""
+    """Hosts of the hostfile to use, and their devices: `node1@node2:0,2` is all of node1 and two devices
+    of node2."""
 
     exclude: str | None = None
-    """Hosts and devices to leave out. Refused for now."""
+    """Hosts of the hostfile to leave out, or some of their devices, written as `include` is."""
 
     num_nodes: Annotated[int, Range(low=-1)] = -1
-    """Hosts to use of the hostfile; -1 is all of them. Only one for now."""
+    """Hosts to use, the first ones of the hostfile or of Slurm's allocation; -1 is all of them."""
 
     num_gpus: PositiveInt | None = None
     """Processes per host, one per device. On a machine without GPUs: processes on the CPU. Default: the
-    visible GPUs, else 1."""
+    host's slots, else the visible GPUs, else 1."""
 
     master_port: Annotated[int, Range(low=1, high=65535)] | None = None
     """Port at which the ranks meet. Default: a free one is found."""
 
     master_addr: str | None = None
-    """Address at which the ranks meet. Default: this host."""
+    """Address at which the ranks meet: of the first host. Default: its name in the hostfile; this host
+    where there is one only."""
 
-    launcher: Annotated[
-        Literal["pdsh", "openmpi", "mvapich", "slurm", "mpich", "impi"], _ONE_HOST
-    ] = "pdsh"
-    """What starts processes on other hosts; has a meaning with more than one."""
+    launcher: Literal["pdsh", "openmpi", "mvapich", "slurm", "mpich", "impi"] = "pdsh"
+    """What starts processes on other hosts; has a meaning with more than one. `pdsh` goes over SSH and
+    starts one process on each host, which starts its ranks; the others start the ranks themselves."""
 
-    no_ssh_check: Annotated[bool, _ONE_HOST] = False
-    """Whether hosts are used without a look at them first."""
+    launcher_args: str | None = None
+    """More arguments for `pdsh`, `mpirun` or `srun`, written as in a shell."""
 
-    comment: Annotated[str | None, _ONE_HOST] = None
+    launch_env: tuple[str, ...] | None = None
+    """Names of variables of the environment that the ranks on other hosts need too, beside those that
+    are carried anyway (docs/cluster.md lists them). A trailing `*` means all that begin so."""
+
+    no_ssh_check: bool = False
+    """Whether SSH may ask (for a password, say) and take its time: without it, all hosts must answer
+    within seconds before anything starts."""
+
+    comment: str | None = None
     """Comment on a job that goes to Slurm."""
 
-    account: Annotated[str | None, _ONE_HOST] = None
+    account: str | None = None
     """Account that a job of Slurm's is charged to."""
 
     force_multi: bool = False
-    """Start one host as if it were several. Refused for now."""
+    """Start one host as if it were several: through the launcher."""
 
     deepspeed_mpi: bool = False
-    """Start through MPI. Refused by `deepy.py` for now; `train.py` itself runs under any launcher that
-    sets RANK."""
+    """Start through MPI: the same as `launcher: openmpi`, where `launcher` names no other MPI."""
 
     deepspeed_slurm: bool = False
-    """Start through Slurm. Refused by `deepy.py` for now; `train.py` itself runs under any launcher that
-    sets RANK."""
+    """Start through Slurm: the same as `launcher: slurm`."""
 
     autotuning_run: Annotated[str | None, Refused("not supported yet: take it out")] = None
     """Mode of DeepSpeed's search for settings, `tune` or `run`."""

@@ -1,0 +1,169 @@
+"""A start on several hosts over SSH: pdsh starts an agent on each, which starts the ranks there.
+
+First each host is asked, all at once, whether it can take part, and gets its file
+(:mod:`megatron.launch.job`). pdsh by itself ends nothing on the other hosts when one fails; here the
+ranks notice each other's end (:mod:`megatron.runtime.peers`), and what is left after a while is
+stopped by process id.
+"""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from megatron.errors import LaunchError
+from megatron.launch.job import JOB, PID, folder_of, job_text
+from megatron.launch.plan import ROOT, LaunchPlan
+
+# Connections that are made at a time.
+_AT_A_TIME: Final = 32
+# Seconds.
+_CONNECT: Final = 15
+_ANSWER: Final = 60
+# So that a lost network ends SSH, and with it pdsh: three unanswered questions.
+_ALIVE: Final = ("-oServerAliveInterval=10", "-oServerAliveCountMax=3")
+_NO_FOLDER, _NO_PYTHON, _NO_PROJECT, _NO_FILE = 71, 72, 73, 74
+_PORT_PROGRAM: Final = (
+    "import random, socket\n"
+    "for port in random.sample(range(15000, 30000), 100):\n"
+    "    try: socket.socket().bind(('', port))\n"
+    "    except OSError: continue\n"
+    "    print(port); break\n"
+)
+
+
+def pdsh_environment(plan: LaunchPlan, env: Mapping[str, str]) -> dict[str, str]:
+    """pdsh's own variables: over SSH, with the user's arguments before ours, so that theirs hold."""
+    mine = [*_ALIVE] if plan.asks else ["-oBatchMode=yes", f"-oConnectTimeout={_CONNECT}", *_ALIVE]
+    append = " ".join([*filter(None, [env.get("PDSH_SSH_ARGS_APPEND")]), *mine])
+    return {**env, "PDSH_RCMD_TYPE": "ssh", "PDSH_SSH_ARGS_APPEND": append}
+
+
+def pdsh_command(plan: LaunchPlan) -> list[str]:
+    """The command that starts an agent on every host; ``%n`` is the host's number."""
+    port = "PORT" if plan.port is None else str(plan.port)
+    agent = (
+        f"cd {shlex.quote(plan.cwd)} && PYTHONPATH={shlex.quote(str(ROOT))} exec "
+        f"{shlex.quote(sys.executable)} -u -m megatron.launch.agent {folder_of(plan.run_id, '%n')} {port}"
+    )
+    names = ",".join(share.host for share in plan.hosts)
+    return ["pdsh", "-S", "-f", str(len(plan.hosts)), "-w", names, *plan.launcher_args, agent]
+
+
+def prepare_hosts(plan: LaunchPlan, env: Mapping[str, str]) -> int:
+    """Ask every host whether it can take part, and leave its file there.
+
+    Returns:
+        The port at which the ranks meet: the one that was asked for, or one that is free on the first
+        host.
+
+    Raises:
+        LaunchError: hosts cannot take part; names all of them, each with the reason.
+    """
+
+    def prepare(node: int) -> tuple[str, str | None]:
+        done = _over_ssh(plan, env, node, _preparation(plan, node), job_text(plan, node))
+        return done.stdout, _reason(plan, node, done)
+
+    with ThreadPoolExecutor(_AT_A_TIME) as pool:
+        answers = list(pool.map(prepare, range(len(plan.hosts))))
+    failed = [
+        f"  {share.host}: {reason}"
+        for share, (_, reason) in zip(plan.hosts, answers, strict=True)
+        if reason is not None
+    ]
+    if failed:
+        clean_up(plan, env, [node for node, (_, reason) in enumerate(answers) if reason is None])
+        raise LaunchError(
+            f"{len(failed)} of {len(plan.hosts)} hosts cannot take part; nothing was started\n"
+            + "\n".join(failed[:20])
+            + "\n  to do: mend them, or leave them out (exclude); each must be reached by `ssh HOST` without "
+            "a question (no_ssh_check: true lets it ask), with the same paths as here"
+        )
+    if plan.port is not None:
+        return plan.port
+    return int(answers[0][0].split()[-1])
+
+
+def signal_hosts(plan: LaunchPlan, env: Mapping[str, str], name: str) -> None:
+    """Send a signal to the agent of every host, by its process id; those that have ended are left."""
+
+    def send(node: int) -> None:
+        folder = folder_of(plan.run_id, node)
+        text = f"test -f {folder}/{PID} && kill -{name} $(cat {folder}/{PID}) 2>/dev/null"
+        _over_ssh(plan, env, node, text, "")
+
+    with ThreadPoolExecutor(_AT_A_TIME) as pool:
+        list(pool.map(send, range(len(plan.hosts))))
+
+
+def clean_up(plan: LaunchPlan, env: Mapping[str, str], nodes: Sequence[int]) -> None:
+    """Remove what may be left of the start on these hosts."""
+
+    def remove(node: int) -> None:
+        _over_ssh(plan, env, node, f"rm -rf {folder_of(plan.run_id, node)}", "")
+
+    with ThreadPoolExecutor(_AT_A_TIME) as pool:
+        list(pool.map(remove, nodes))
+
+
+def _preparation(plan: LaunchPlan, node: int) -> str:
+    """A shell's lines: what must be there, then the file, and on the first host a free port."""
+    python, folder = shlex.quote(sys.executable), folder_of(plan.run_id, node)
+    lines = [
+        f"test -d {shlex.quote(plan.cwd)} || exit {_NO_FOLDER}",
+        f"test -x {python} || exit {_NO_PYTHON}",
+        f"test -f {shlex.quote(str(ROOT / 'megatron' / 'launch' / 'agent.py'))} || exit {_NO_PROJECT}",
+        f"umask 077; mkdir {folder} && cat > {folder}/{JOB} || exit {_NO_FILE}",
+    ]
+    if node == 0 and plan.port is None:
+        lines.append(f"{python} -I -S -c {shlex.quote(_PORT_PROGRAM)}")
+    return "\n".join(lines)
+
+
+def _over_ssh(
+    plan: LaunchPlan, env: Mapping[str, str], node: int, text: str, given: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a shell's text on a host with ``given`` as its input, as pdsh would reach it."""
+    host = plan.hosts[node].host
+    append = shlex.split(pdsh_environment(plan, env)["PDSH_SSH_ARGS_APPEND"])
+    named = env.get("PDSH_SSH_ARGS")
+    args = shlex.split(named.replace("%h", host)) if named else ["-a", "-x", host]
+    # Options before the host's name.
+    command = ["ssh", *append, *args, "exec /bin/sh -c " + shlex.quote(text)]
+    try:
+        return subprocess.run(
+            command,
+            input=given,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=None if plan.asks else _ANSWER,
+            env=dict(env),
+            start_new_session=not plan.asks,
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 255, "", f"no answer within {_ANSWER} s")
+    except FileNotFoundError:
+        raise LaunchError(
+            "launcher: pdsh: ssh is not installed here\n  to do: install it"
+        ) from None
+
+
+def _reason(plan: LaunchPlan, node: int, done: subprocess.CompletedProcess[str]) -> str | None:
+    """Why a host cannot take part; None if it can."""
+    if done.returncode == 0:
+        return None
+    words = " ".join(done.stderr.split())[-200:]
+    known = {
+        _NO_FOLDER: f"there is no folder {plan.cwd}",
+        _NO_PYTHON: f"there is no {sys.executable}",
+        _NO_PROJECT: f"this project is not in {ROOT}",
+        _NO_FILE: f"its folder for temporary files cannot be written: {words}",
+        255: f"ssh: {words or 'cannot connect'}",
+    }
+    return known.get(done.returncode, f"status {done.returncode}: {words}")

@@ -1,0 +1,188 @@
+"""A start through another program (pdsh, mpirun, srun): wait for it, pass on signals, stop what is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from types import FrameType, TracebackType
+from typing import IO, Any, Final
+
+from megatron.launch.commands import check_launcher, launcher_command, launcher_environment
+from megatron.launch.pdsh import (
+    clean_up,
+    pdsh_command,
+    pdsh_environment,
+    prepare_hosts,
+    signal_hosts,
+)
+from megatron.launch.plan import LaunchPlan
+
+# Seconds that the other hosts get to end by themselves after one has failed; then they are stopped.
+_GRACE: Final = 25.0
+# Seconds between the polite stop of what is left and its end by force.
+_FORCE: Final = 20.0
+_LOOK: Final = 0.2
+_ENDED = re.compile(r"pdsh@\S+: (\S+): ssh exited with exit code (\d+)")
+
+
+def run_remote(plan: LaunchPlan) -> int:
+    """Start the ranks on their hosts, wait for all, and return the exit status of the whole.
+
+    Raises:
+        LaunchError: the launcher is missing, or hosts cannot take part; nothing was started.
+    """
+    check_launcher(plan.launcher)
+    return _run_pdsh(plan) if plan.launcher == "pdsh" else _run_launcher(plan)
+
+
+def _run_launcher(plan: LaunchPlan) -> int:
+    """Open MPI, MPICH and Slurm pass signals on and end all ranks when one fails, by themselves."""
+    process = subprocess.Popen(
+        launcher_command(plan),
+        env={**os.environ, **launcher_environment(plan)},
+        start_new_session=True,
+    )
+
+    def stop(number: signal.Signals, times: int) -> None:
+        # The launchers pass SIGUSR1 on to all ranks, which save and stop; SIGTERM they would turn into
+        # the end of the job.
+        process.send_signal(signal.SIGUSR1 if times == 1 else signal.SIGTERM)
+
+    with _Signals(stop):
+        status = _wait(process)
+    status = status if status >= 0 else 128 - status
+    if status:
+        sys.stdout.flush()
+        sys.stderr.write(f"deepy.py: {plan.launcher} ended with status {status}\n")
+    return status
+
+
+def _run_pdsh(plan: LaunchPlan) -> int:
+    env = dict(os.environ)
+    plan = replace(plan, port=prepare_hosts(plan, env))
+    process = subprocess.Popen(
+        pdsh_command(plan),
+        env=pdsh_environment(plan, env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    failures = _Failures()
+    assert process.stdout is not None
+    assert process.stderr is not None
+    relays = [
+        threading.Thread(target=_relay, args=(process.stdout, sys.stdout, plan, failures)),
+        threading.Thread(target=_relay, args=(process.stderr, sys.stderr, plan, failures)),
+    ]
+    for relay in relays:
+        relay.daemon = True
+        relay.start()
+
+    def stop(number: signal.Signals, times: int) -> None:
+        name = "TERM" if times == 1 and number != signal.SIGINT else "INT"
+        threading.Thread(target=signal_hosts, args=(plan, env, name), daemon=True).start()
+
+    with _Signals(stop):
+        status = _wait(process, failures, lambda name: signal_hosts(plan, env, name))
+    for relay in relays:
+        relay.join(timeout=5.0)
+    if status or failures.hosts:
+        clean_up(plan, env, range(len(plan.hosts)))
+    return failures.status or (status if status >= 0 else 128 - status)
+
+
+class _Failures:
+    """The hosts that have ended badly, first one first."""
+
+    def __init__(self) -> None:
+        self.hosts: dict[str, int] = {}
+        self.since: float | None = None
+
+    def note(self, host: str, status: int) -> None:
+        """A host's agent has ended."""
+        if status and host not in self.hosts:
+            self.hosts[host] = status
+            self.since = self.since or time.monotonic()
+
+    @property
+    def status(self) -> int:
+        """That of the first one; 0 if none has."""
+        return next(iter(self.hosts.values()), 0)
+
+
+def _relay(source: IO[str], target: IO[str], plan: LaunchPlan, failures: _Failures) -> None:
+    """Show what the hosts say: pdsh puts the host's name before each line, which the first needs not."""
+    first = plan.hosts[0].host.rpartition("@")[2] + ": "
+    for line in source:
+        match = _ENDED.match(line)
+        if match is not None:
+            failures.note(match[1], int(match[2]))
+            line = f"deepy.py: host {match[1]} ended with status {match[2]}\n"
+        target.write(line.removeprefix(first))
+        target.flush()
+
+
+class _Signals:
+    """Within the block, signals that ask for a stop call ``stop`` with their number and count."""
+
+    _ALL = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+
+    def __init__(self, stop: Callable[[signal.Signals, int], None]) -> None:
+        self._stop = stop
+        self._earlier: dict[signal.Signals, Any] = {}
+        self.count = 0
+
+    def __enter__(self) -> _Signals:
+        for number in self._ALL:
+            self._earlier[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._earlier.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        self._stop(signal.Signals(number), self.count)
+
+
+def _wait(
+    process: subprocess.Popen[Any],
+    failures: _Failures | None = None,
+    send: Callable[[str], None] | None = None,
+) -> int:
+    """Wait for the launcher; where one host has failed, stop what does not end by itself."""
+    asked_at = forced_at = None
+    while True:
+        try:
+            return process.wait(timeout=_LOOK)
+        except subprocess.TimeoutExpired:
+            pass
+        if failures is None or send is None or failures.since is None:
+            continue
+        now = time.monotonic()
+        if asked_at is None and now - failures.since > _GRACE:
+            asked_at = now
+            sys.stderr.write("deepy.py: the other hosts are being stopped\n")
+            send("TERM")
+        elif asked_at is not None and forced_at is None and now - asked_at > _FORCE:
+            forced_at = now
+            send("INT")
+            send("INT")  # the second one kills
+        elif forced_at is not None and now - forced_at > _LOOK * 25:
+            process.kill()

@@ -1,0 +1,129 @@
+"""The command lines for other hosts, and what of the environment goes with them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from megatron.errors import LaunchError
+from megatron.launch.carried import carried_variables, read_env_file
+from megatron.launch.commands import check_launcher, launcher_command, launcher_environment
+from megatron.launch.dry_run import dry_run_page
+from megatron.launch.hosts import Share
+from megatron.launch.job import JOB, PID, job_text, take_job
+from megatron.launch.pdsh import pdsh_command, pdsh_environment
+from megatron.launch.plan import LaunchPlan
+
+PLAN = LaunchPlan(
+    hosts=(Share("n1", 2), Share("n2", 2)),
+    command=("python", "-u", "train.py", "--set", "a=b c"),
+    env={"A": "1", "WANDB_API_KEY": "geheim"},
+    address="n1",
+    port=29500,
+    cwd="/work dir",
+    run_id="abc",
+    launcher_args=("--more",),
+    slurm=("--account=me",),
+)
+
+
+def test_pdsh() -> None:
+    command = pdsh_command(replace(PLAN, launcher="pdsh"))
+    assert command[:7] == ["pdsh", "-S", "-f", "2", "-w", "n1,n2", "--more"]
+    assert command[7].startswith("cd '/work dir' && PYTHONPATH=")
+    assert command[7].endswith('-m megatron.launch.agent "${TMPDIR:-/tmp}/deepy-abc-%n" 29500')
+
+
+def test_what_the_user_tells_ssh_stays_and_stands_first() -> None:
+    env = pdsh_environment(PLAN, {"PDSH_SSH_ARGS_APPEND": "-p 2222", "PDSH_RCMD_TYPE": "rsh"})
+    assert env["PDSH_SSH_ARGS_APPEND"].startswith("-p 2222 -oBatchMode=yes ")
+    assert env["PDSH_RCMD_TYPE"] == "ssh"
+    asking = pdsh_environment(replace(PLAN, asks=True), {})
+    assert "BatchMode" not in asking["PDSH_SSH_ARGS_APPEND"]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "start"),
+    [
+        ("openmpi", "mpirun -n 4 --host n1:2,n2:2 --map-by slot --bind-to none --more -x A"),
+        ("mpich", "mpirun -n 4 -ppn 2 -hosts n1,n2 --more -genvlist A,MASTER_ADDR,MASTER_PORT,"),
+        ("impi", "mpirun -n 4 -ppn 2 -hosts n1,n2 --more -genvlist A,I_MPI_PIN,MASTER_ADDR,"),
+        ("mvapich", "mpirun -n 4 -ppn 2 -hosts n1,n2 --more -genvlist A,MASTER_ADDR,"),
+        (
+            "slurm",
+            "srun --nodes=2 --ntasks=4 --ntasks-per-node=2 --nodelist=n1,n2 --kill-on-bad-exit=1 "
+            "--export=ALL --account=me --more",
+        ),
+    ],
+)
+def test_mpi_and_slurm(launcher: str, start: str) -> None:
+    plan = replace(PLAN, launcher=launcher)
+    command = launcher_command(plan)
+    assert " ".join(command).startswith(start)
+    assert tuple(command[-5:]) == PLAN.command
+    assert launcher_environment(plan)["MASTER_PORT"] == "29500"
+
+
+@pytest.mark.parametrize("launcher", ["pdsh", "openmpi", "mpich", "impi", "mvapich", "slurm"])
+def test_no_secret_is_an_argument_or_shown(launcher: str) -> None:
+    plan = replace(PLAN, launcher=launcher)
+    command = pdsh_command(plan) if launcher == "pdsh" else launcher_command(plan)
+    assert not any("geheim" in word for word in command)
+    assert "geheim" not in dry_run_page(plan, accelerators=False)
+
+
+def test_the_page_of_a_dry_run() -> None:
+    plan = replace(PLAN, launcher="pdsh", hosts=(Share("n1", 1), Share("n2", 2, (1, 3))), port=None)
+    lines = dry_run_page(plan, accelerators=True).splitlines()
+    assert lines[0] == "3 ranks on 2 hosts, launcher pdsh"
+    assert lines[1] == "they meet at n1:a free port"
+    assert [line.split() for line in lines[3:6]] == [
+        ["n1", "0", "0", "0"],
+        ["n2", "1", "0", "1"],
+        ["n2", "2", "1", "3"],
+    ]
+
+
+def test_an_agents_file_is_read_once(tmp_path: Path) -> None:
+    plan = replace(PLAN, launcher="pdsh", hosts=(Share("n1", 2), Share("n2", 1, (3,))))
+    (tmp_path / JOB).write_text(job_text(plan, 1))
+    found, node = take_job(tmp_path, 29500)
+    assert node == 1
+    assert found == replace(plan, launcher_args=(), slurm=())
+    assert [path.name for path in tmp_path.iterdir()] == [PID]
+    with pytest.raises(LaunchError, match="has left no file here"):
+        take_job(tmp_path, 29500)
+
+
+def test_variables_to_carry(tmp_path: Path) -> None:
+    env = {"NCCL_DEBUG": "INFO", "HOSTNAME": "x", "MY_PATH": "y", "PYTHONPATH": "p", "TMPDIR": "t"}
+    found = carried_variables(env, ("MY_*",), tmp_path, tmp_path)
+    assert found == {"NCCL_DEBUG": "INFO", "MY_PATH": "y", "PYTHONPATH": "p"}
+    (tmp_path / ".deepspeed_env").write_text("# ours\nexport X=a=b\nNCCL_DEBUG=WARN\n")
+    found = carried_variables(env, None, tmp_path, tmp_path / "none")
+    assert found == {"NCCL_DEBUG": "WARN", "PYTHONPATH": "p", "X": "a=b"}
+    with pytest.raises(LaunchError, match="launch_env: GONE is not set here"):
+        carried_variables(env, ("GONE",), tmp_path, tmp_path)
+    with pytest.raises(LaunchError, match="DS_ENV_FILE=nowhere: no such file"):
+        carried_variables({"DS_ENV_FILE": "nowhere"}, None, tmp_path, tmp_path)
+
+
+def test_a_bad_line_of_an_environment_file(tmp_path: Path) -> None:
+    path = tmp_path / "env"
+    path.write_text("A=1\n\nnonsense\n")
+    with pytest.raises(LaunchError, match=r":3: expected NAME=VALUE, found 'nonsense'"):
+        read_env_file(path)
+
+
+def test_a_launcher_must_be_there_and_be_the_right_one(tmp_path: Path) -> None:
+    env = {"PATH": str(tmp_path)}
+    with pytest.raises(LaunchError, match="launcher: slurm: srun is not installed here"):
+        check_launcher("slurm", env)
+    fake = tmp_path / "mpirun"
+    fake.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 4.1.4'\n")
+    fake.chmod(0o755)
+    check_launcher("openmpi", env)
+    with pytest.raises(LaunchError, match=r"is another MPI's\n  found: mpirun \(Open MPI\) 4.1.4"):
+        check_launcher("mpich", env)
