@@ -15,22 +15,24 @@ import time
 from collections.abc import Mapping, Sequence
 
 from megatron.doctor import folders
+from megatron.doctor.agreed_port import agreed_port
 from megatron.doctor.channel import Gone
 from megatron.doctor.diagnosis import Case, diagnose, labels_of
 from megatron.doctor.finding import Finding
 from megatron.doctor.isolation import failure_of
+from megatron.doctor.main import RANKS_VARIABLE
 from megatron.doctor.meeting import PATIENCE, Guest, Hub, Meeting
 from megatron.doctor.needs import Needs, needs_of
 from megatron.doctor.page import as_json, page, status_of
 from megatron.doctor.torch_process import TorchProcess
 from megatron.doctor.visit import Facts, Visit
 from megatron.errors import ConfigError, LaunchError, NeoXError, run_door
+from megatron.launch.plan import HOSTS_VARIABLE
 from megatron.neox_arguments import NeoXArgs
 from megatron.neox_arguments.arguments_cli import add_config_arguments, overrides_from_cli
+from megatron.ranks import adopt_rank_variables
+from megatron.runtime.parent import end_with_launcher
 from megatron.runtime.world import World
-
-HOSTS_VARIABLE = "NEOX_HOSTS"
-RANKS_VARIABLE = "NEOX_RANKS_PER_HOST"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         LaunchError: the hosts cannot meet.
     """
     start = time.monotonic()
+    adopt_rank_variables()
+    end_with_launcher()
     parser = argparse.ArgumentParser(prog="python -m megatron.doctor.probe", description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object in place of the page")
     add_config_arguments(parser)
@@ -87,14 +91,17 @@ def _configuration(parsed: argparse.Namespace) -> tuple[NeoXArgs | None, str | N
 
 def _meet(world: World) -> Meeting:
     port = os.environ.get("MASTER_PORT", "")
+    address = os.environ.get("MASTER_ADDR", "127.0.0.1")
     if world.num_nodes > 1 and not port.isdigit():
         raise LaunchError(
             f"environment: {world.num_nodes} hosts, but MASTER_PORT={port!r} is no port at which they could "
             "meet\n  to do: set MASTER_ADDR and MASTER_PORT on all of them"
         )
+    if world.num_nodes > 1 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        port = str(agreed_port(address, int(port), is_first=world.node_rank == 0))
     if world.node_rank == 0:
         return Hub(int(port or 0), world.num_nodes)
-    return Guest(os.environ.get("MASTER_ADDR", "127.0.0.1"), int(port), world.node_rank)
+    return Guest(address, int(port), world.node_rank)
 
 
 def _judge(

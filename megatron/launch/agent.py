@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -20,6 +21,7 @@ from megatron.launch.job import leave, take_job
 from megatron.launch.local import run_local
 from megatron.launch.machine import accelerator_count
 from megatron.launch.plan import LaunchPlan, rank_environment
+from megatron.runtime.parent import LAUNCHER_PID_VARIABLE
 
 # Seconds that ranks get to save when the start has gone, before they are killed.
 _TO_SAVE = 600.0
@@ -34,9 +36,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.update(plan.env)
         plan = replace(plan, env=_environment_here(plan, node))
         threading.Thread(target=_follow_start, name="start", daemon=True).start()
-        return run_local(plan, node)
+        return run_local(plan, node) if plan.meets else _run_alone(plan, node)
     finally:
         leave(folder)
+
+
+def _run_alone(plan: LaunchPlan, node: int) -> int:
+    """The one process of this host, which finds the others itself; it ends when this one does."""
+    variables = {
+        "RANK": str(node),
+        "WORLD_SIZE": str(len(plan.hosts)),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "NODE_RANK": str(node),
+        "MASTER_ADDR": plan.address,
+        "MASTER_PORT": str(plan.port),
+        LAUNCHER_PID_VARIABLE: str(os.getpid()),
+    }
+    env = {**os.environ, **plan.env, **variables}
+    return subprocess.run(plan.command, env=env, stdin=subprocess.DEVNULL, check=False).returncode
 
 
 def _environment_here(plan: LaunchPlan, node: int) -> dict[str, str]:

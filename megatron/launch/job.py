@@ -36,6 +36,7 @@ def job_text(plan: LaunchPlan, node: int) -> str:
         "address": plan.address,
         "run_id": plan.run_id,
         "cwd": plan.cwd,
+        "meets": plan.meets,
     }
     return json.dumps(job)
 
@@ -72,6 +73,7 @@ def take_job(folder: Path, port: int) -> tuple[LaunchPlan, int]:
         launcher="pdsh",
         cwd=job["cwd"],
         run_id=job["run_id"],
+        meets=bool(job["meets"]),
     )
     return plan, int(job["node"])
 

@@ -58,6 +58,8 @@ class LaunchPlan:
         run_id: a name that no other start has.
         asks: SSH may ask the user something.
         slurm: more options of ``srun``.
+        meets: the agents of pdsh meet before they start anything; the doctor's probes have to speak where
+            that fails, and each host has one.
     """
 
     hosts: tuple[Share, ...]
@@ -71,6 +73,7 @@ class LaunchPlan:
     run_id: str = ""
     asks: bool = False
     slurm: tuple[str, ...] = ()
+    meets: bool = True
 
     @property
     def ranks(self) -> int:
