@@ -30,6 +30,7 @@ class TorchProcess:
             for key, value in os.environ.items()
             # It meets at another place than the run's.
             if key not in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+            and not key.startswith("TORCHELASTIC_")
         }
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__],

@@ -20,6 +20,7 @@ USAGE = """\
   ./deepy.py --check [script.py] configs/125M.yml configs/local_setup.yml
   ./deepy.py --hostfile hosts --dry-run train.py configs/125M.yml configs/local_setup.yml
   ./deepy.py doctor configs/125M.yml configs/local_setup.yml
+  ./deepy.py doctor [--json] configs/125M.yml configs/local_setup.yml
   ./deepy.py --deepspeed_json configs/125M.yml configs/local_setup.yml
   ./deepy.py generate.py configs/125M.yml configs/local_setup.yml configs/text_generation.yml -i prompts.txt
 

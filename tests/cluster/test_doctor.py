@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ import pytest
 
 from tests.support.cluster import Cluster
 from tests.support.cluster_host import INTERFACE
-from tests.support.cluster_runs import write_config
+from tests.support.cluster_runs import succeed, torchrun, write_config
 from tests.support.doors import ROOT
 from tests.support.tiny import write_tokens
 
@@ -40,7 +41,9 @@ def doctor(
     done = cluster.run(1, command, cwd=folder, env=env, timeout=60.0)
     start = done.out.find("{\n")
     assert start >= 0, done.out
-    found: dict[str, Any] = json.JSONDecoder().raw_decode(done.out[start:])[0]
+    found: dict[str, Any]
+    found = json.JSONDecoder().raw_decode(done.out[start:])[0]
+    found["said"] = done.out
     assert done.status == found["status"], done.out
     assert cluster.left_after(5) == {}
     return found
@@ -101,18 +104,20 @@ def test_a_folder_for_checkpoints_that_is_read_only(cluster: Cluster, folder: Pa
 
 
 def test_a_clock_ten_minutes_off(cluster: Cluster, folder: Path) -> None:
-    if shutil.which("faketime") is None:
+    libraries = list(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
+    if not libraries:
         pytest.skip("missing here: apt-get install faketime")
     # What starts Python on the second host is another program there.
-    shim = cluster.base / "python-later"
     real = Path(sys.executable).resolve()
-    mine = cluster.base / "python-real"
-    shutil.copy(real, mine)
-    shim.write_text(f'#!/bin/sh\nexec faketime -f +10m {mine} "$@"\n')
+    copy, shim = cluster.base / "python-copy", cluster.base / "python-later"
+    shutil.copy(real, copy)
+    variables = f"LD_PRELOAD={libraries[0]} FAKETIME=+600s FAKETIME_DONT_FAKE_MONOTONIC=1"
+    # The name that it was started by tells Python where its packages are.
+    shim.write_text(f'#!/bin/bash\nexport {variables}\nexec -a "$0" {copy} "$@"\n')
     shim.chmod(0o755)
     with mounted(cluster, "--bind", shim, real):
         found = doctor(cluster, folder)
-    assert "error: node2: its clock is 10m" in bad(found, "hosts")
+    assert "error: node2: its clock is 10m00s ahead of that of node1" in bad(found, "hosts")
 
 
 def test_another_version_of_this_project(cluster: Cluster, folder: Path) -> None:
@@ -130,46 +135,93 @@ def test_little_shared_memory(cluster: Cluster, folder: Path) -> None:
     assert "node2: /dev/shm has 64.0 MiB" in bad(found, "limits")
 
 
-@contextmanager
-def traffic(cluster: Cluster, *rule: str) -> Iterator[None]:
-    """``tc`` on the second host: a queue at its end of the cable."""
-    second = cluster.hosts[2]
-    second.command("tc", "qdisc", "add", "dev", INTERFACE, *rule)
-    try:
-        yield
-    finally:
-        second.command("tc", "qdisc", "del", "dev", INTERFACE, rule[0])
-
-
-@contextmanager
-def port_closed(cluster: Cluster, low: int, high: int) -> Iterator[None]:
-    """The second host drops what asks for a TCP connection (SYN without ACK) to these ports.
-
-    ``high - low`` is a power of two. The rule is tc's: it needs no firewall in the kernel.
-    """
-    second = cluster.hosts[2]
-    mask = f"0x{0xFFFF & ~(high - low - 1):x}"
-    words = f"match ip protocol 6 0xff match ip dport {low} {mask} match u8 0x02 0x12 at 33"
-    with traffic(cluster, "ingress"):
-        second.command(
-            *f"tc filter add dev {INTERFACE} parent ffff: protocol ip u32 {words}".split(),
-            *("action", "drop"),
-        )
-        yield
-
-
 def test_closed_ports(cluster: Cluster, folder: Path) -> None:
-    with port_closed(cluster, 32768, 65536):
+    """A firewall that leaves open what is below 32768, as a rule of the first host's routing."""
+    high = "32768-65534"
+    rule = ["ipproto", "tcp", "sport", high, "dport", high, "blackhole"]
+    first = cluster.hosts[1]
+    first.command("ip", "rule", "add", *rule)
+    try:
         found = doctor(cluster, folder)
-    assert "error: node1 cannot reach node2 at a port that the system chose: no answer" in bad(
-        found, "ports"
+    finally:
+        first.command("ip", "rule", "del", *rule)
+    ports = bad(found, "ports")
+    assert "error: node2 cannot reach node1 at a port that the system chose: no answer" in ports
+    assert found["seconds"] < 60
+
+
+def test_no_way_to_the_first_host(cluster: Cluster, folder: Path) -> None:
+    """The port at which all meet is closed: the page is there, and the other host says why it is not."""
+    first = cluster.hosts[1]
+    rule = ["ipproto", "tcp", "sport", "29777", "blackhole"]
+    first.command("ip", "rule", "add", *rule)
+    try:
+        found = doctor(cluster, folder, "--set", "master_port=29777")
+    finally:
+        first.command("ip", "rule", "del", *rule)
+    assert found["hosts"] == ["node1"]
+    assert "error: node2 (node 1): its probe did not reach node 0 within 15 s" in bad(
+        found, "hosts"
     )
+    assert "host node2 (node 1) cannot reach node 0 at node1:29777: timed out" in found["said"]
 
 
 def test_a_slow_network(cluster: Cluster, folder: Path) -> None:
-    with traffic(cluster, "root", "netem", "rate", "100mbit", "delay", "20ms"):
+    second = cluster.hosts[2]
+    rule = ["rate", "100mbit", "burst", "32kb", "latency", "50ms"]
+    second.command("tc", "qdisc", "add", "dev", INTERFACE, "root", "tbf", *rule)
+    try:
         found = doctor(cluster, folder)
-    network = bad(found, "network")
-    assert "less than 1 Gbit/s" in network
-    assert "ms there and back" in network
+    finally:
+        second.command("tc", "qdisc", "del", "dev", INTERFACE, "root")
+    assert "less than 1 Gbit/s" in bad(found, "network")
+    assert found["facts"]["links"][0]["down"] * 8 < 150e6
     assert found["verdict"]["speed"] == "warning"
+
+
+# Stands before the system's read calls in every process: a disk of about 20 MB a second.
+SLOW_READS = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <sys/uio.h>
+#include <time.h>
+ssize_t preadv64v2(int fd, const struct iovec *to, int count, off64_t first, int flags) {
+  ssize_t (*next)(int, const struct iovec *, int, off64_t, int) = dlsym(RTLD_NEXT, "preadv64v2");
+  ssize_t size = next(fd, to, count, first, flags);
+  if (size > 0) {
+    struct timespec pause = {size / 20000000, size % 20000000 * 50};
+    nanosleep(&pause, 0);
+  }
+  return size;
+}
+ssize_t preadv64(int fd, const struct iovec *to, int count, off64_t first) {
+  return preadv64v2(fd, to, count, first, 0);
+}
+"""
+
+
+def test_a_slow_disk(cluster: Cluster, folder: Path) -> None:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("missing here: apt-get install gcc")
+    source, library = cluster.base / "slow.c", cluster.base / "slow.so"
+    source.write_text(SLOW_READS)
+    subprocess.run([compiler, "-shared", "-fPIC", source, "-o", library, "-ldl"], check=True)
+    write_tokens(folder / "large" / "tiny", documents=400, length=100_000)
+    config = ["--set", f"data_path={folder / 'large' / 'tiny'}", "--set", "launch_env=[LD_PRELOAD]"]
+    found = doctor(cluster, folder, *config, env={"LD_PRELOAD": str(library)})
+    disks = bad(found, "disks")
+    assert "node2: reads" in disks
+    assert "less than 95.4 MiB/s" in disks
+    assert found["verdict"]["speed"] == "warning"
+
+
+def test_torchrun_starts_probes_too(cluster: Cluster, folder: Path) -> None:
+    """Two a host, of which one works, where torchrun's agent holds the port at which ranks meet."""
+    probe = ROOT / "megatron" / "doctor" / "probe.py"
+    said = succeed(
+        torchrun(cluster, CONFIG, cwd=folder, script=probe, env={"PYTHONPATH": str(ROOT)})
+    )
+    assert "doctor: 2 host(s), run.yml" in said
+    assert "0 errors" in said
+    assert said.rstrip().endswith("a run can start")

@@ -1,0 +1,64 @@
+"""Two real probes over loopback: what a person sees, from the command to the exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.doors import ROOT
+from tests.support.ranks import free_port
+from tests.support.tiny import tiny_config, write_tokens
+
+pytestmark = pytest.mark.ranks
+
+
+def test_two_probes_meet_and_compare(tmp_path: Path) -> None:
+    write_tokens(tmp_path / "data" / "tiny")
+    config = tmp_path / "run.yml"
+    config.write_text(json.dumps(tiny_config(tmp_path)))
+    command = [sys.executable, "-m", "megatron.doctor.probe", "--json", str(config)]
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    common |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    # The second one would read another configuration.
+    probes = [
+        subprocess.Popen(
+            [*command, *more],
+            cwd=ROOT,
+            env={**os.environ, **common, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank, more in enumerate([[], ["--set", "seed=99"]])
+    ]
+    first, second = (probe.communicate(timeout=100)[0] for probe in probes)
+    assert [probe.returncode for probe in probes] == [2, 0]
+    assert second == ""
+    found: dict[str, Any] = json.loads(first)
+    errors = [f["text"] for f in found["findings"] if f["level"] == "error"]
+    assert [error[:28] for error in errors] == ["another configuration: hash "]
+    assert found["verdict"]["data"] == "ok"
+    assert found["facts"]["reduce"].keys() == set(found["hosts"])
+    assert len(found["facts"]["links"]) == 1
+    assert list(tmp_path.rglob(".probe-*")) == []
+
+
+def test_this_host_alone(tmp_path: Path) -> None:
+    config = tmp_path / "run.yml"
+    config.write_text(json.dumps(tiny_config(tmp_path)))
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "deepy.py"), "doctor", str(config)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    missing = f"error    {os.uname().nodename}: {tmp_path}/data/tiny.bin: No such file or directory"
+    assert missing in done.stdout
+    assert "data: differ" in done.stdout.splitlines()[-1]
