@@ -75,7 +75,7 @@ def _look_at(key: str, path: str) -> FolderFacts:
     space = os.statvfs(place)
     return {
         "key": key,
-        "path": path,
+        "path": os.path.abspath(path),
         "place": str(place),
         "problem": problem,
         "free": space.f_bavail * space.f_frsize,
