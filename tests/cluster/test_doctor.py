@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import Cluster
+from tests.support.cluster import MPI_PACKAGES, Cluster, reason_not_to_run
 from tests.support.cluster_host import INTERFACE
 from tests.support.cluster_runs import succeed, torchrun, write_config
 from tests.support.doors import ROOT
 from tests.support.tiny import write_tokens
 
 CONFIG = "run.yml"
+AS_ROOT = ("--set", "launcher_args=--allow-run-as-root")
 
 
 @pytest.fixture
@@ -225,3 +226,12 @@ def test_torchrun_starts_probes_too(cluster: Cluster, folder: Path) -> None:
     assert "doctor: 2 host(s), run.yml" in said
     assert "0 errors" in said
     assert "; a run can start" in said
+
+
+def test_mpirun_starts_probes_too(cluster: Cluster, folder: Path) -> None:
+    reason = reason_not_to_run(MPI_PACKAGES)
+    if reason:
+        pytest.skip(reason)
+    found = doctor(cluster, folder, "--set", "launcher=openmpi", *AS_ROOT)
+    assert found["hosts"] == ["node1", "node2"]
+    assert found["status"] == 0
