@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Final
 
 from megatron.errors import LaunchError
+from megatron.runtime.ports import free_port
 
 _KEY: Final = "doctor/port"
 _PATIENCE: Final = timedelta(seconds=15)
@@ -24,9 +25,7 @@ def agreed_port(address: str, port: int, *, is_first: bool) -> int:
     try:
         store = TCPStore(address, port, is_master=False, timeout=_PATIENCE)
         if is_first:
-            with socket.socket() as free:
-                free.bind(("", 0))
-                store.set(_KEY, str(free.getsockname()[1]))
+            store.set(_KEY, str(free_port()))
         return int(store.get(_KEY))
     except RuntimeError as error:
         reason = str(error).splitlines()[0]

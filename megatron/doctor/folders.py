@@ -158,14 +158,12 @@ def _judge_folder(
         return
     least = min(facts["free"] for facts in open_ones.values())
     any_facts = next(iter(open_ones.values()))
-    level, to_do = (
-        ("ok", "") if least > 2**30 else ("warning", f"make room, or set {key} elsewhere")
-    )
+    has_room = least > 2**30
     yield Finding(
         "folders",
-        "ok" if level == "ok" else "warning",
+        "ok" if has_room else "warning",
         f"{key} {any_facts['path']}: {bytes_text(least)} free ({any_facts['system']['kind']})",
-        to_do,
+        "" if has_room else f"make room, or set {key} elsewhere",
     )
 
 

@@ -11,7 +11,14 @@ from typing import Final
 
 from megatron.launch.command_line import parse_command
 from megatron.launch.main import is_rank
-from megatron.launch.plan import LOCAL, LaunchPlan, check_configuration, plan_hosts, plan_start
+from megatron.launch.plan import (
+    LOCAL,
+    LaunchPlan,
+    check_configuration,
+    plan_hosts,
+    plan_start,
+    script_arguments,
+)
 from megatron.launch.remote import run_remote
 from megatron.ranks import adopt_rank_variables
 
@@ -35,11 +42,8 @@ def main(argv: Sequence[str]) -> int:
     own = [argument for argument in argv if argument != "--json"]
     command = parse_command(["--check", *own])
     args = check_configuration(command, may_be_a_part=True)
-    names = [file.path for file in args.files]
-    extra = names.pop() if command.deepspeed_config is not None else None
     shown = ["--json"] if len(own) < len(argv) else []
-    arguments = command.script_arguments(names, extra)
-    probe = (sys.executable, "-u", "-m", _MODULE, *shown, *arguments)
+    probe = (sys.executable, "-u", "-m", _MODULE, *shown, *script_arguments(command, args))
     if is_rank(os.environ):
         os.execv(probe[0], probe)
     hosts, launcher = plan_hosts(args.launch, os.environ)

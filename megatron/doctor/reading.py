@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import random
 import time
@@ -63,8 +64,6 @@ class _direct:
     to forget what it has of it, which it may do in part."""
 
     def __init__(self, path: str) -> None:
-        import mmap  # noqa: PLC0415
-
         # O_DIRECT wants memory at a multiple of the disk's block: a mapping begins at one of a page.
         self._buffer = mmap.mmap(-1, _PIECE)
         self.past_cache = True

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final, TypedDict
 
 from megatron.doctor.finding import ByHost, Finding, groups, names
+from megatron.launch.plan import ROOT
 
-ROOT: Final = Path(__file__).resolve().parents[2]
 _PACKAGES: Final = ("torch", "deepspeed", "numpy")
 _NCCL: Final = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 _DRIVER: Final = Path("/proc/driver/nvidia/version")

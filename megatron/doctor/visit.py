@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -14,6 +13,7 @@ from megatron.doctor.meeting import Meeting
 from megatron.doctor.torch_process import REDUCE_PATIENCE, TorchProcess
 from megatron.neox_arguments import NeoXArgs
 from megatron.runtime.memory import available_memory
+from megatron.runtime.ports import free_port
 
 _AROUND: Final = 3.0  # seconds that a step may take beside its look
 _LOOK: Final = 10.0  # seconds for what takes milliseconds where all is well
@@ -174,7 +174,7 @@ class Visit:
         backend = backends.pop() if len(backends) == 1 else "gloo"
         place = None
         if self._meeting.node == 0:
-            place = [self._meeting.address, _free_port()]
+            place = [self._meeting.address, free_port()]
         places = self._meeting.exchange("where to reduce", place, _AROUND)
         if not places.get(0):
             return
@@ -194,9 +194,3 @@ class Visit:
 def _is_open(ports: dict[int, Any], one: int, other: int) -> bool:
     facts = ports.get(one)
     return facts is not None and failure_of(facts) is None and str(other) not in facts["closed"]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])

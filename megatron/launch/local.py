@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from datetime import timedelta
 from types import FrameType
 from typing import Any
@@ -26,6 +27,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 from megatron.errors import LaunchError
 from megatron.launch.plan import LaunchPlan
 from megatron.runtime.parent import LAUNCHER_PID_VARIABLE
+from megatron.runtime.signals import handled
 
 # What the ranks of a failed run get before they are killed, in seconds.
 SHUTDOWN_TIMEOUT = 20
@@ -64,17 +66,15 @@ class _Forwarder:
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
         self._ranks: tuple[int, ...] = ()
-        self._earlier: dict[signal.Signals, Any] = {}
         self._interrupts = 0
+        self._handlers = ExitStack()
 
     def __enter__(self) -> _Forwarder:
-        for number in self._PASSED_ON:
-            self._earlier[number] = signal.signal(number, self._handle)
+        self._handlers.enter_context(handled(self._PASSED_ON, self._handle))
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._earlier.items():
-            signal.signal(number, handler)
+        self._handlers.close()
 
     def serve(self, ranks: Iterable[int]) -> None:
         """These processes are the ranks; a signal that came before they were there reaches them now."""

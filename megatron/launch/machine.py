@@ -12,6 +12,7 @@ from pathlib import Path
 
 from megatron.errors import LaunchError
 from megatron.ranks import is_own_address
+from megatron.runtime.ports import port_problem
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -59,29 +60,15 @@ def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
     return cores
 
 
-def port_is_free(port: int) -> bool:
-    """Whether a port of this host can be bound now."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-        return True
-
-
 def check_port_is_free(port: int) -> None:
     """Insist that a named port can be bound on this host.
 
     Raises:
         LaunchError: another program has it, or it needs rights that this user lacks.
     """
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError as error:
-            raise LaunchError(
-                f"master_port: {port} cannot be used: {error.strerror}\n"
-                "  to do: set master_port to a free port, or leave it out and one is found"
-            ) from None
+    problem = port_problem(port)
+    if problem is not None:
+        raise LaunchError(
+            f"master_port: {port} cannot be used: {problem}\n"
+            "  to do: set master_port to a free port, or leave it out and one is found"
+        )

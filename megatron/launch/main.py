@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 from megatron.launch.command_line import Command, parse_command
 from megatron.launch.dry_run import dry_run_page
@@ -65,14 +66,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     os._exit(status)
 
 
-def run_in_place(plan: LaunchPlan) -> None:
+def run_in_place(plan: LaunchPlan) -> NoReturn:
     """A run of one rank needs no launcher beside it: this process becomes the rank. Does not return."""
     env = {**os.environ, **plan.env, "MASTER_ADDR": plan.address}
     if plan.port is not None:
         env["MASTER_PORT"] = str(plan.port)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execve(plan.command[0], list(plan.command), env)
+    _become(plan.command, env)
 
 
 def is_rank(env: Mapping[str, str]) -> bool:
@@ -81,12 +80,16 @@ def is_rank(env: Mapping[str, str]) -> bool:
     return "RANK" in env and size.isdigit() and int(size) > 1
 
 
-def run_as_rank(command: Command, args: NeoXArgs) -> None:
+def run_as_rank(command: Command, args: NeoXArgs) -> NoReturn:
     """Become the script, as the rank that the environment says. Does not return."""
     program = rank_command(command, args, find_script(command.script))
     local = os.environ.get("LOCAL_WORLD_SIZE", "1")
     ranks = int(local) if local.isdigit() and int(local) else 1
-    env = {**os.environ, **rank_environment(os.environ, ranks, accelerator_count())}
+    _become(program, {**os.environ, **rank_environment(os.environ, ranks, accelerator_count())})
+
+
+def _become(program: Sequence[str], env: Mapping[str, str]) -> NoReturn:
+    """Go on as another program in this process."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(program[0], list(program), env)

@@ -18,6 +18,7 @@ from typing import Final
 from megatron.errors import LaunchError
 from megatron.launch.job import JOB, PID, folder_of, job_text
 from megatron.launch.plan import ROOT, LaunchPlan
+from megatron.ranks import FIRST_PORT, PORTS
 
 # Connections that are made at a time.
 _AT_A_TIME: Final = 32
@@ -29,7 +30,7 @@ _ALIVE: Final = ("-oServerAliveInterval=10", "-oServerAliveCountMax=3")
 _NO_FOLDER, _NO_PYTHON, _NO_PROJECT, _NO_FILE = 71, 72, 73, 74
 _PORT_PROGRAM: Final = (
     "import random, socket\n"
-    "for port in random.sample(range(15000, 30000), 100):\n"
+    f"for port in random.sample(range({FIRST_PORT}, {FIRST_PORT + PORTS}), 100):\n"
     "    try: socket.socket().bind(('', port))\n"
     "    except OSError: continue\n"
     "    print(port); break\n"

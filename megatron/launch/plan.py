@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shlex
+import socket
 import sys
 import uuid
 from collections.abc import Mapping
@@ -22,11 +23,12 @@ from megatron.launch.hosts import (
     hosts_of_slurm,
     in_several_hosts_of_slurm,
 )
-from megatron.launch.machine import accelerator_count, is_this_host, port_is_free, usable_cores
+from megatron.launch.machine import accelerator_count, is_this_host, usable_cores
 from megatron.neox_arguments import NeoXArgs
 from megatron.neox_arguments.payload import VARIABLE, payload_of
 from megatron.neox_arguments.sections import LaunchArgs
 from megatron.ranks import FIRST_PORT, PORTS
+from megatron.runtime.ports import port_problem
 
 ROOT = Path(__file__).resolve().parents[2]
 # Programs that take a batch of the size that the configuration says. The others only need the layout.
@@ -125,9 +127,14 @@ def plan_launch(
 
 def rank_command(command: Command, args: NeoXArgs, script: Path) -> tuple[str, ...]:
     """Program and arguments of each rank."""
+    return (sys.executable, "-u", str(script), *script_arguments(command, args))
+
+
+def script_arguments(command: Command, args: NeoXArgs) -> list[str]:
+    """The arguments of a program that reads the same configuration again, by the files that were found."""
     names = [file.path for file in args.files]
     extra = names.pop() if command.deepspeed_config is not None else None
-    return (sys.executable, "-u", str(script), *command.script_arguments(names, extra))
+    return command.script_arguments(names, extra)
 
 
 def plan_start(
@@ -166,7 +173,6 @@ def plan_start(
         launcher=launcher,
         env=added,
         address=_meeting_address(launch, hosts),
-        port=launch.master_port,
         launcher_args=tuple(shlex.split(launch.launcher_args or "")),
         asks=launch.no_ssh_check,
         slurm=_slurm_options(launch),
@@ -195,7 +201,7 @@ def plan_hosts(launch: LaunchArgs, env: Mapping[str, str]) -> tuple[tuple[Share,
         return hosts, LOCAL
     if launcher == "slurm":
         return hosts_of_slurm(launch, env, _slurm_tasks(env) or accelerators or 1), launcher
-    here = Share(_own_name(), launch.num_gpus or accelerators or 1)
+    here = Share(socket.gethostname(), launch.num_gpus or accelerators or 1)
     _check_one_host(launch, env)
     _check_count(launch, here, accelerators)
     return (here,), launcher if launch.force_multi else LOCAL
@@ -301,10 +307,10 @@ def _meeting_address(launch: LaunchArgs, hosts: tuple[Share, ...]) -> str:
 
 def _probably_free_port(host: str) -> int:
     """A port for ranks that meet on ``host``, which can be asked only if it is this one."""
-    ports = random.SystemRandom()
+    ports, is_here = random.SystemRandom(), is_this_host(host)
     while True:
         port = FIRST_PORT + ports.randrange(PORTS)
-        if not is_this_host(host) or port_is_free(port):
+        if not is_here or port_problem(port) is None:
             return port
 
 
@@ -317,7 +323,3 @@ def _slurm_tasks(env: Mapping[str, str]) -> int | None:
     """Tasks of each host as the job was asked for, if it said."""
     text = env.get("SLURM_NTASKS_PER_NODE", "")
     return int(text) if text.isdigit() and int(text) > 1 else None
-
-
-def _own_name() -> str:
-    return os.uname().nodename

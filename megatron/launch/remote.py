@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -9,9 +10,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from types import FrameType, TracebackType
 from typing import IO, Any, Final
 
 from megatron.launch.commands import check_launcher, launcher_command, launcher_environment
@@ -23,6 +24,7 @@ from megatron.launch.pdsh import (
     signal_hosts,
 )
 from megatron.launch.plan import LaunchPlan
+from megatron.runtime.signals import handled
 
 # Seconds that the other hosts get to end by themselves after one has failed; then they are stopped.
 _GRACE: Final = 25.0
@@ -55,9 +57,8 @@ def _run_launcher(plan: LaunchPlan) -> int:
         # the end of the job.
         process.send_signal(signal.SIGUSR1 if times == 1 else signal.SIGTERM)
 
-    with _Signals(stop):
+    with _stops_passed_on(stop):
         status = _wait(process)
-    status = status if status >= 0 else 128 - status
     if status:
         sys.stdout.flush()
         sys.stderr.write(f"deepy.py: {plan.launcher} ended with status {status}\n")
@@ -92,13 +93,13 @@ def _run_pdsh(plan: LaunchPlan) -> int:
         name = "TERM" if times == 1 and number != signal.SIGINT else "INT"
         threading.Thread(target=signal_hosts, args=(plan, env, name), daemon=True).start()
 
-    with _Signals(stop):
+    with _stops_passed_on(stop):
         status = _wait(process, failures, lambda name: signal_hosts(plan, env, name))
     for relay in relays:
         relay.join(timeout=5.0)
     if status or failures.hosts:
         clean_up(plan, env, range(len(plan.hosts)))
-    return failures.status or (status if status >= 0 else 128 - status)
+    return failures.status or status
 
 
 class _Failures:
@@ -132,33 +133,13 @@ def _relay(source: IO[str], target: IO[str], plan: LaunchPlan, failures: _Failur
         target.flush()
 
 
-class _Signals:
+@contextmanager
+def _stops_passed_on(stop: Callable[[signal.Signals, int], None]) -> Iterator[None]:
     """Within the block, signals that ask for a stop call ``stop`` with their number and count."""
-
-    _ALL = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-
-    def __init__(self, stop: Callable[[signal.Signals, int], None]) -> None:
-        self._stop = stop
-        self._earlier: dict[signal.Signals, Any] = {}
-        self.count = 0
-
-    def __enter__(self) -> _Signals:
-        for number in self._ALL:
-            self._earlier[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for number, handler in self._earlier.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
-        self._stop(signal.Signals(number), self.count)
+    counts = itertools.count(1)
+    asking = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+    with handled(asking, lambda number, _: stop(signal.Signals(number), next(counts))):
+        yield
 
 
 def _wait(
@@ -166,11 +147,16 @@ def _wait(
     failures: _Failures | None = None,
     send: Callable[[str], None] | None = None,
 ) -> int:
-    """Wait for the launcher; where one host has failed, stop what does not end by itself."""
+    """Wait for the launcher; where one host has failed, stop what does not end by itself.
+
+    Returns:
+        Its status, 128 + number where a signal has ended it.
+    """
     asked_at = forced_at = None
     while True:
         try:
-            return process.wait(timeout=_LOOK)
+            status = process.wait(timeout=_LOOK)
+            return status if status >= 0 else 128 - status
         except subprocess.TimeoutExpired:
             pass
         if failures is None or send is None or failures.since is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import uuid
 from dataclasses import replace
 from datetime import timedelta
@@ -14,6 +13,7 @@ from megatron import logging as neox_logging
 from megatron.errors import LaunchError
 from megatron.runtime.device import chosen_backend, local_device
 from megatron.runtime.parent import end_with_launcher
+from megatron.runtime.ports import free_port
 from megatron.runtime.stock_deepspeed import deepspeed
 from megatron.runtime.world import COLLECTIVE_TIMEOUT_S, World
 
@@ -51,7 +51,7 @@ def start_process(
                 f"environment: WORLD_SIZE={world.size} but MASTER_PORT is not set: start the ranks "
                 "with ./deepy.py, torchrun or deepspeed, or set MASTER_ADDR and MASTER_PORT"
             )
-        os.environ["MASTER_PORT"] = str(_free_port())
+        os.environ["MASTER_PORT"] = str(free_port("127.0.0.1"))
     for name, number in (("RANK", world.rank), ("WORLD_SIZE", world.size)):
         os.environ.setdefault(name, str(number))
     os.environ.setdefault("LOCAL_RANK", str(world.local_rank))
@@ -96,12 +96,6 @@ def check_same_configuration(world: World, config_hash: str | None) -> None:
             "  to do: give every host the same files and the same version of this project",
             everywhere=True,
         )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _rendezvous_text(error: Exception) -> str:

@@ -7,8 +7,22 @@ Schedulers send SIGTERM before they kill, people press Ctrl-C. The training loop
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from types import FrameType, TracebackType
-from typing import Any
+
+
+@contextmanager
+def handled(
+    numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], None]
+) -> Iterator[None]:
+    """Within the block these signals call ``handler``; behind it they do what they did before."""
+    earlier = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, before in earlier.items():
+            signal.signal(number, before)
 
 
 class StopRequest:
@@ -22,15 +36,14 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal_name: str | None = None
-        self._earlier: dict[signal.Signals, Any] = {}
+        self._handlers = ExitStack()
 
     @property
     def asked(self) -> bool:
         return self.signal_name is not None
 
     def __enter__(self) -> StopRequest:
-        for number in self.SIGNALS:
-            self._earlier[number] = signal.signal(number, self._remember)
+        self._handlers.enter_context(handled(self.SIGNALS, self._remember))
         return self
 
     def __exit__(
@@ -39,16 +52,11 @@ class StopRequest:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._restore()
+        self._handlers.close()
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         if self.asked and number == signal.SIGINT:
             # Whoever presses Ctrl-C twice does not want to wait for a save.
-            self._restore()
+            self._handlers.close()
             raise KeyboardInterrupt
         self.signal_name = signal.Signals(number).name
-
-    def _restore(self) -> None:
-        for number, handler in self._earlier.items():
-            signal.signal(number, handler)
-        self._earlier.clear()

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from tests.support.cluster_host import INTERFACE, MARKER, Host, Job, kill_all
+from tests.support.cluster_host import INTERFACE, MARKER, NETWORK, Host, Job, kill_all
 from tests.support.doors import Done, is_running
 
 PACKAGES: Final = {
@@ -113,7 +113,7 @@ class Cluster:
         (self.base / "owner").write_text(json.dumps(_identity(os.getpid())))
         for name in ("shared", "private", "ssh", "said"):
             (self.base / name).mkdir()
-        lines = ["127.0.0.1 localhost", *(f"10.77.0.{number} node{number}" for number in (1, 2))]
+        lines = ["127.0.0.1 localhost", *(f"{NETWORK}.{number} node{number}" for number in (1, 2))]
         (self.base / "hosts").write_text("\n".join(lines) + "\n")
         write_ssh_files(self.base)
         for number in (1, 2):
@@ -205,7 +205,7 @@ def write_ssh_files(base: Path) -> None:
     Path("/run/sshd").mkdir(exist_ok=True)  # the server insists
     for number in (1, 2):
         settings = {
-            "ListenAddress": f"10.77.0.{number}",
+            "ListenAddress": f"{NETWORK}.{number}",
             "HostKey": folder / "host",
             "AuthorizedKeysFile": folder / "authorized",
             "PermitRootLogin": "prohibit-password",
