@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -29,6 +28,7 @@ from megatron.losses import loss_sum  # noqa: E402
 from megatron.model import GPT2Model  # noqa: E402
 from megatron.mpu import ParallelGroups  # noqa: E402
 from megatron.neox_arguments.sections import ModelArgs  # noqa: E402
+from megatron.runtime.ports import free_port  # noqa: E402
 from megatron.runtime.process import end_process, start_process  # noqa: E402
 
 MIB = 2**20
@@ -92,12 +92,9 @@ def measure(asked: argparse.Namespace) -> Found:
 
 
 def in_a_world(size: int, asked: argparse.Namespace) -> Found:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     flags = ["--seq-length", str(asked.seq_length), "--hidden-size", str(asked.hidden_size)]
     common = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
-    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port("127.0.0.1"))}
     processes = [
         subprocess.Popen(
             [sys.executable, __file__, "--rank", *flags],

@@ -14,7 +14,6 @@ import argparse
 import multiprocessing
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -33,6 +32,7 @@ from megatron.data.indexed_dataset import (  # noqa: E402
 )
 from megatron.data.node_memory import hold_in_memory  # noqa: E402
 from megatron.runtime.parent import end_with_parent  # noqa: E402
+from megatron.runtime.ports import free_port  # noqa: E402
 from megatron.runtime.process import start_process  # noqa: E402
 
 WORKERS = 2
@@ -86,10 +86,11 @@ class Ranks:
     """The processes of one node, killed at the end of a `with` block."""
 
     def __init__(self, count: int, prefix: Path, impl: str) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+        common = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port("127.0.0.1")),
+            "OMP_NUM_THREADS": "1",
+        }
         sizes = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
         self.processes = [
             subprocess.Popen(
