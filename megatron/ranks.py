@@ -82,7 +82,7 @@ def _complete(
     if local_size and env.get(local_size):
         found["LOCAL_WORLD_SIZE"] = env[local_size]
     if launcher == "srun":
-        counts = _tasks_of_nodes(env.get("SLURM_STEP_TASKS_PER_NODE", ""))
+        counts = counts_of_nodes("SLURM_STEP_TASKS_PER_NODE", env)
         number = int(env.get(node, "0") or 0)
         if number < len(counts):
             found["LOCAL_WORLD_SIZE"] = str(counts[number])
@@ -124,15 +124,18 @@ def _first_host(launcher: str, env: Mapping[str, str], found: Mapping[str, str])
     return match[1]
 
 
-def _tasks_of_nodes(text: str) -> list[int]:
-    """``2(x3),1`` is two tasks on each of three nodes, then one."""
+def counts_of_nodes(name: str, env: Mapping[str, str]) -> list[int]:
+    """One of Slurm's variables: ``2(x3),1`` is two (tasks, processors) on each of three nodes, then one.
+
+    Raises:
+        LaunchError: it is not written so.
+    """
     counts: list[int] = []
+    text = env.get(name, "")
     for part in filter(None, text.split(",")):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
         if match is None:
-            raise LaunchError(
-                f"environment: SLURM_STEP_TASKS_PER_NODE={text!r}: expected such as 2(x3),1"
-            )
+            raise LaunchError(f"environment: {name}={text!r}: expected such as 2(x3),1")
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
 

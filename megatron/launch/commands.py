@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from megatron.errors import LaunchError
+from megatron.launch.hosts import ANY_HOST
 from megatron.launch.plan import LaunchPlan
 
 # What the version text of each one's mpirun has in it.
@@ -31,12 +32,9 @@ _OWN_SETTINGS: Final = {
 def launcher_environment(plan: LaunchPlan) -> dict[str, str]:
     """The variables that the launcher itself needs, and hands on to the ranks."""
     own = _OWN_SETTINGS.get(plan.launcher, {})
-    return {
-        **own,
-        **plan.env,
-        "MASTER_ADDR": plan.address,
-        "MASTER_PORT": str(plan.port),
-    }
+    # Where Slurm is to choose the hosts, the ranks find out which is the first.
+    place = {"MASTER_ADDR": plan.address} if plan.address else {}
+    return {**own, **plan.env, **place, "MASTER_PORT": str(plan.port)}
 
 
 def launcher_command(plan: LaunchPlan) -> list[str]:
@@ -68,12 +66,12 @@ def _hydra(plan: LaunchPlan, names: list[str]) -> list[str]:
 
 
 def _srun(plan: LaunchPlan) -> list[str]:
-    named = [share.host for share in plan.hosts]
-    # Names of hosts are known inside a job or from a hostfile; else Slurm chooses.
-    chosen = [] if named[0] == "host0" else [f"--nodelist={','.join(named)}"]
+    named = [share.host for share in plan.hosts if share.host != ANY_HOST]
+    chosen = [f"--nodelist={','.join(named)}"] if named else []
     return [
-        *("srun", f"--nodes={len(named)}", f"--ntasks={plan.ranks}"),
-        *(f"--ntasks-per-node={plan.hosts[0].ranks}", *chosen),
+        *("srun", f"--nodes={len(plan.hosts)}", f"--ntasks={plan.ranks}"),
+        # Ranks of a host follow each other: otherwise it would be as an outer srun's environment says.
+        *(f"--ntasks-per-node={plan.hosts[0].ranks}", "--distribution=block", *chosen),
         *("--kill-on-bad-exit=1", "--export=ALL", *plan.slurm, *plan.launcher_args),
     ]
 

@@ -28,7 +28,7 @@ def _lines(plan: LaunchPlan, accelerators: bool) -> Iterator[str]:
     many = "host" if len(plan.hosts) == 1 else "hosts"
     yield f"{plan.ranks} ranks on {len(plan.hosts)} {many}, launcher {plan.launcher}"
     port = plan.port if plan.port is not None else "a free port"
-    yield f"they meet at {plan.address}:{port}"
+    yield f"they meet at {plan.address or 'the first host'}:{port}"
     width = max(4, *(len(share.host) for share in plan.hosts))
     yield f"  {'host':{width}}  rank  local rank  device"
     for node, share in enumerate(plan.hosts):

@@ -18,6 +18,8 @@ from megatron.ranks import expand_host_list
 
 HOSTFILE_VARIABLE: Final = "DLTS_HOSTFILE"
 USUAL_HOSTFILE: Final = Path("/job/hostfile")
+# The name of a host that Slurm is still to choose; no host has it.
+ANY_HOST: Final = "(any)"
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def hosts_of_slurm(launch: LaunchArgs, env: Mapping[str, str], per_host: int) ->
                 "  to do: start it in one (sbatch, salloc), name a hostfile, or set num_nodes and let srun "
                 "ask for the hosts"
             )
-        names = [f"host{number}" for number in range(launch.num_nodes)]
+        names = [ANY_HOST] * launch.num_nodes
     if launch.num_nodes > len(names):
         raise LaunchError(f"num_nodes: {launch.num_nodes}, but the Slurm job has {len(names)}")
     chosen = names[: launch.num_nodes] if launch.num_nodes > 0 else names

@@ -17,6 +17,7 @@ from megatron.errors import LaunchError
 from megatron.launch.carried import carried_variables
 from megatron.launch.command_line import Command
 from megatron.launch.hosts import (
+    ANY_HOST,
     Share,
     find_hostfile,
     hosts_of_hostfile,
@@ -24,6 +25,7 @@ from megatron.launch.hosts import (
     in_several_hosts_of_slurm,
 )
 from megatron.launch.machine import accelerator_count, is_this_host, usable_cores
+from megatron.launch.slurm import slurm_options, slurm_tasks
 from megatron.neox_arguments import NeoXArgs
 from megatron.neox_arguments.payload import VARIABLE, payload_of
 from megatron.neox_arguments.sections import LaunchArgs
@@ -53,7 +55,7 @@ class LaunchPlan:
         hosts: hosts in the order of their node ranks, with the processes of each.
         command: program and arguments of each process.
         env: variables to set for them; on this host beside this process's own.
-        address: the address at which they meet.
+        address: the address at which they meet; empty where Slurm is still to choose the hosts.
         port: the port at which they meet; None finds a free one.
         launcher_args: the user's own arguments for the launcher.
         cwd: folder in which they start, on every host.
@@ -167,7 +169,9 @@ def plan_start(
     # What has been found out about this host need not hold for the others: their agents look
     # themselves, and without an agent the ranks do.
     added = {name: value for name, value in added.items() if name not in _OF_ONE_HOST[launcher]}
-    added = {**carried, **added, HOSTS_VARIABLE: ",".join(share.host for share in hosts)}
+    added = {**carried, **added}
+    if hosts[0].host != ANY_HOST:
+        added[HOSTS_VARIABLE] = ",".join(share.host for share in hosts)
     plan = replace(
         plan,
         launcher=launcher,
@@ -175,7 +179,7 @@ def plan_start(
         address=_meeting_address(launch, hosts),
         launcher_args=tuple(shlex.split(launch.launcher_args or "")),
         asks=launch.no_ssh_check,
-        slurm=_slurm_options(launch),
+        slurm=slurm_options(launch, env, most),
     )
     if launcher != "pdsh":
         _check_for_mpi_and_slurm(plan)
@@ -200,7 +204,7 @@ def plan_hosts(launch: LaunchArgs, env: Mapping[str, str]) -> tuple[tuple[Share,
         _check_count(launch, hosts[0], accelerators)
         return hosts, LOCAL
     if launcher == "slurm":
-        return hosts_of_slurm(launch, env, _slurm_tasks(env) or accelerators or 1), launcher
+        return hosts_of_slurm(launch, env, slurm_tasks(env) or accelerators or 1), launcher
     here = Share(socket.gethostname(), launch.num_gpus or accelerators or 1)
     _check_one_host(launch, env)
     _check_count(launch, here, accelerators)
@@ -295,6 +299,8 @@ def _check_for_mpi_and_slurm(plan: LaunchPlan) -> None:
 
 def _meeting_address(launch: LaunchArgs, hosts: tuple[Share, ...]) -> str:
     """Where the ranks meet: on the first host."""
+    if launch.master_addr is None and hosts[0].host == ANY_HOST:
+        return ""
     address = launch.master_addr or hosts[0].host.rpartition("@")[2]
     if len(hosts) > 1 and (address == "localhost" or address.startswith("127.")):
         raise LaunchError(
@@ -312,14 +318,3 @@ def _probably_free_port(host: str) -> int:
         port = FIRST_PORT + ports.randrange(PORTS)
         if not is_here or port_problem(port) is None:
             return port
-
-
-def _slurm_options(launch: LaunchArgs) -> tuple[str, ...]:
-    options = {"--account": launch.account, "--comment": launch.comment}
-    return tuple(f"{name}={value}" for name, value in options.items() if value is not None)
-
-
-def _slurm_tasks(env: Mapping[str, str]) -> int | None:
-    """Tasks of each host as the job was asked for, if it said."""
-    text = env.get("SLURM_NTASKS_PER_NODE", "")
-    return int(text) if text.isdigit() and int(text) > 1 else None

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.support.cluster import Cluster, reason_not_to_run
+from tests.support.cluster_runs import folder_with_tokens, write_config
+from tests.support.doors import doors
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +27,13 @@ def cluster(bench: Cluster) -> Iterator[Cluster]:
     """The two hosts, on which nothing runs yet; what a test has left running is killed after it."""
     yield bench
     bench.kill_processes()
+
+
+@pytest.fixture(scope="session")
+def one_host(bench: Cluster) -> Path:
+    """The folder of the run that all others are compared with: four ranks on this machine itself."""
+    folder = folder_with_tokens(bench, "one-host")
+    write_config(folder / "run.yml")
+    for done in doors(4, "train.py", "--config-file", "run.yml", folder=folder):
+        assert done.status == 0, done.all
+    return folder

@@ -2,34 +2,71 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Cluster
-from tests.support.cluster_runs import folder_with_tokens, succeed, torchrun, write_config
-from tests.support.doors import doors
-from tests.support.tiny import series
+from tests.support.cluster import MPI_PACKAGES, Cluster, reason_not_to_run
+from tests.support.cluster_runs import PATIENCE, TRAIN, succeed, torchrun
+from tests.support.cluster_starts import deepy, folder_for_run, is_as_on_one_host, watched
 
-SERIES = ("train/lm_loss", "train/grad_norm", "train/learning_rate", "validation/lm_loss")
-
-
-@pytest.fixture(scope="session")
-def one_host(bench: Cluster) -> Path:
-    """The folder of the run that all others are compared with: four ranks on this machine itself."""
-    folder = folder_with_tokens(bench, "one-host")
-    write_config(folder / "run.yml")
-    for done in doors(4, "train.py", "--config-file", "run.yml", folder=folder):
-        assert done.status == 0, done.all
-    return folder
+RANKS = {"node1:0", "node1:1", "node2:2", "node2:3"}
+# Open MPI's mpirun refuses to be started by root, whose the bench is.
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+CONFIG = ("--config-file", "run.yml")
 
 
+def test_pdsh(cluster: Cluster, one_host: Path) -> None:
+    """The one start on two hosts that ``make test`` tries too: it says the most about ours."""
+    folder = folder_for_run(cluster, "pdsh")
+    with watched(cluster) as seen:
+        done = deepy(cluster, folder, "--hostfile", "hosts").wait(PATIENCE)
+    assert done.status == 0, done.all
+    is_as_on_one_host(folder, one_host)
+    assert seen.told == RANKS
+    assert seen.shown == set()
+    assert seen.modes == {"node1": {"700 600"}, "node2": {"700 600"}}
+    assert cluster.left_after(10) == {}
+    for host in cluster.hosts.values():
+        assert list(host.path("/tmp").glob("deepy*")) == []
+
+
+@pytest.mark.cluster
 def test_torchrun(cluster: Cluster, one_host: Path) -> None:
-    folder = folder_with_tokens(cluster, "torchrun")
-    write_config(folder / "run.yml")
-    succeed(torchrun(cluster, "--config-file", "run.yml", cwd=folder))
-    for name in SERIES:
-        expected = series(one_host / "checkpoints", name)
-        assert len(expected) > 0
-        assert series(folder / "checkpoints", name) == expected, name
+    folder = folder_for_run(cluster, "torchrun")
+    succeed(torchrun(cluster, *CONFIG, cwd=folder))
+    is_as_on_one_host(folder, one_host)
+    assert cluster.left_after(10) == {}
+
+
+@pytest.fixture
+def open_mpi() -> None:
+    reason = reason_not_to_run(MPI_PACKAGES)
+    if reason:
+        pytest.skip(reason)
+
+
+@pytest.mark.cluster
+@pytest.mark.usefixtures("open_mpi")
+def test_open_mpi(cluster: Cluster, one_host: Path) -> None:
+    folder = folder_for_run(cluster, "openmpi")
+    with watched(cluster) as seen:
+        launcher = ("--launcher", "openmpi", "--hostfile", "hosts")
+        done = deepy(cluster, folder, *launcher, env=AS_ROOT).wait(PATIENCE)
+    assert done.status == 0, done.all
+    is_as_on_one_host(folder, one_host)
+    assert seen.told == RANKS
+    assert seen.shown == set()
+    assert cluster.left_after(10) == {}
+
+
+@pytest.mark.cluster
+@pytest.mark.usefixtures("open_mpi")
+def test_an_mpirun_of_ones_own(cluster: Cluster, one_host: Path) -> None:
+    folder = folder_for_run(cluster, "mpirun")
+    command = ["mpirun", "-n", "4", "--hostfile", "hosts", sys.executable, TRAIN, *CONFIG]
+    done = cluster.run(1, command, cwd=folder, env=AS_ROOT, timeout=PATIENCE)
+    assert done.status == 0, done.all
+    is_as_on_one_host(folder, one_host)
     assert cluster.left_after(10) == {}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from megatron.errors import LaunchError
-from megatron.launch.hosts import Share, find_hostfile, hosts_of_hostfile, hosts_of_slurm
+from megatron.launch.hosts import ANY_HOST, Share, find_hostfile, hosts_of_hostfile, hosts_of_slurm
 from megatron.neox_arguments.sections import LaunchArgs
 
 
@@ -65,6 +65,7 @@ def test_the_hosts_of_a_slurm_job() -> None:
         Share(name, 8) for name in ("gpu08", "gpu09", "gpu10")
     )
     assert hosts_of_slurm(LaunchArgs(num_nodes=1, num_gpus=2), env, 8) == (Share("gpu08", 2),)
+    assert hosts_of_slurm(LaunchArgs(num_nodes=2), {}, 8) == (Share(ANY_HOST, 8),) * 2
     with pytest.raises(LaunchError, match="num_nodes: 4, but the Slurm job has 3"):
         hosts_of_slurm(LaunchArgs(num_nodes=4), env, 8)
     with pytest.raises(LaunchError, match="no Slurm job"):

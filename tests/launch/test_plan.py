@@ -62,6 +62,15 @@ def test_a_command_line_in_all_its_parts() -> None:
     )
 
 
+def test_hosts_that_slurm_is_to_choose() -> None:
+    """Where the ranks meet is not known before: they find out themselves."""
+    asked = ("--launcher", "slurm", "--num_nodes", "2", "--num_gpus", "2", "train.py", "run.yml")
+    found = plan(*asked)
+    assert (found.ranks, found.address) == (4, "")
+    assert "NEOX_HOSTS" not in found.env
+    assert plan("--master_addr", "n7", *asked).address == "n7"
+
+
 def test_a_check_needs_no_script() -> None:
     command = parse_command(["--check", "a.yml", "b", "--set", "x=1"])
     assert (command.script, command.configs) == ("train.py", ("a.yml", "b"))

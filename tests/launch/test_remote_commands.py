@@ -11,7 +11,7 @@ from megatron.errors import LaunchError
 from megatron.launch.carried import carried_variables, read_env_file
 from megatron.launch.commands import check_launcher, launcher_command, launcher_environment
 from megatron.launch.dry_run import dry_run_page
-from megatron.launch.hosts import Share
+from megatron.launch.hosts import ANY_HOST, Share
 from megatron.launch.job import JOB, PID, job_text, take_job
 from megatron.launch.pdsh import pdsh_command, pdsh_environment
 from megatron.launch.plan import LaunchPlan
@@ -53,8 +53,8 @@ def test_what_the_user_tells_ssh_stays_and_stands_first() -> None:
         ("mvapich", "mpirun -n 4 -ppn 2 -hosts n1,n2 --more -genvlist A,MASTER_ADDR,"),
         (
             "slurm",
-            "srun --nodes=2 --ntasks=4 --ntasks-per-node=2 --nodelist=n1,n2 --kill-on-bad-exit=1 "
-            "--export=ALL --account=me --more",
+            "srun --nodes=2 --ntasks=4 --ntasks-per-node=2 --distribution=block --nodelist=n1,n2 "
+            "--kill-on-bad-exit=1 --export=ALL --account=me --more",
         ),
     ],
 )
@@ -64,6 +64,15 @@ def test_mpi_and_slurm(launcher: str, start: str) -> None:
     assert " ".join(command).startswith(start)
     assert tuple(command[-5:]) == PLAN.command
     assert launcher_environment(plan)["MASTER_PORT"] == "29500"
+
+
+def test_slurm_may_choose_the_hosts() -> None:
+    plan = replace(PLAN, launcher="slurm", hosts=(Share(ANY_HOST, 2),) * 2, address="")
+    words = launcher_command(plan)
+    assert words[:4] == ["srun", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2"]
+    assert not any(word.startswith("--nodelist") for word in words)
+    assert "MASTER_ADDR" not in launcher_environment(plan)
+    assert "they meet at the first host:29500" in dry_run_page(plan, accelerators=False)
 
 
 @pytest.mark.parametrize("launcher", ["pdsh", "openmpi", "mpich", "impi", "mvapich", "slurm"])
