@@ -116,7 +116,7 @@ def test_deepy_asks_slurm_for_hosts(cluster: Cluster, slurm: Slurm, one_host: Pa
 
 
 def test_a_start_from_inside_a_step(cluster: Cluster, slurm: Slurm) -> None:
-    """`srun --pty bash`, and deepy.py in that shell: its step must not wait for the shell's, nor place as it did."""
+    """`srun --pty bash`, and deepy.py there: its step must not wait for the shell's, nor place as it did."""
     folder = folder_for_run(cluster, "inside")
     (folder / "say.py").write_text(
         "import os, socket; print(*map(os.environ.get, ('SLURM_PROCID', 'SLURM_CPUS_PER_TASK')), "

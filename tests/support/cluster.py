@@ -36,7 +36,8 @@ PACKAGES: Final = {
     "unshare": "util-linux",
 }
 SLURM_PACKAGES: Final = {"slurmd": "slurm-wlm", "munged": "munge"}
-MPI_PACKAGES: Final = {"mpirun": "openmpi-bin"}
+MPI_PACKAGES: Final = {"mpirun.openmpi": "openmpi-bin"}
+MPICH_PACKAGES: Final = {"mpirun.mpich": "mpich"}
 _PREFIX: Final = "neox-bench-"
 # Not /tmp: every host has its own.
 _PLACE: Final = Path("/var/tmp")

@@ -96,7 +96,9 @@ def _look_at(pid: int, host: str, seen: Seen) -> None:
     if not any(_VALUE in variable for variable in variables):
         return
     for variable in variables:
-        if variable.startswith((b"RANK=", b"SLURM_PROCID=", b"OMPI_COMM_WORLD_RANK=")):
+        if variable.startswith(
+            (b"RANK=", b"SLURM_PROCID=", b"OMPI_COMM_WORLD_RANK=", b"PMI_RANK=")
+        ):
             seen.told.add(f"{host}:{variable.rpartition(b'=')[2].decode()}")
 
 

@@ -35,6 +35,12 @@ SAMPLE = RUN / "sample.jsonl"
 
 # Rows of the corpus to learn from: the plays and poems.
 LICENCE = "public domain texts"
+CHOOSE = ("tools/quickstart/select_rows.py", CORPUS, TEXT, f"license={LICENCE}")
+TOKENIZE = (
+    *("tools/datasets/preprocess_data.py", "--input", TEXT, "--output-prefix", PREFIX),
+    *("--tokenizer-type", "HFTokenizer", "--vocab-file", TOKENIZER),
+    *("--dataset-impl", "mmap", "--workers", "2", "--append-eod"),
+)
 HALF_WAY = 700
 PROMPT_TEXT = "HAMLET.\n"
 
@@ -66,15 +72,11 @@ def run(*command: str | Path) -> None:
 
 
 def choose_text() -> None:
-    run("tools/quickstart/select_rows.py", CORPUS, TEXT, f"license={LICENCE}")
+    run(*CHOOSE)
 
 
 def tokenize() -> None:
-    run(
-        *("tools/datasets/preprocess_data.py", "--input", TEXT, "--output-prefix", PREFIX),
-        *("--tokenizer-type", "HFTokenizer", "--vocab-file", TOKENIZER),
-        *("--dataset-impl", "mmap", "--workers", "2", "--append-eod"),
-    )
+    run(*TOKENIZE)
 
 
 def latest_step() -> int:
