@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import IO, Any, Final
 
 from megatron.launch.commands import check_launcher, launcher_command, launcher_environment
@@ -24,6 +25,7 @@ from megatron.launch.pdsh import (
     signal_hosts,
 )
 from megatron.launch.plan import LaunchPlan
+from megatron.runtime.parent import end_with_parent
 from megatron.runtime.signals import handled
 
 # Seconds that the other hosts get to end by themselves after one has failed; then they are stopped.
@@ -50,6 +52,7 @@ def _run_launcher(plan: LaunchPlan) -> int:
         launcher_command(plan),
         env={**os.environ, **launcher_environment(plan)},
         start_new_session=True,
+        preexec_fn=partial(end_with_parent, signal.SIGUSR1),
     )
 
     def stop(number: signal.Signals, times: int) -> None:
@@ -77,6 +80,8 @@ def _run_pdsh(plan: LaunchPlan) -> int:
         text=True,
         errors="replace",
         start_new_session=True,
+        # The agents see that it has gone, and stop their ranks.
+        preexec_fn=partial(end_with_parent, signal.SIGKILL),
     )
     failures = _Failures()
     assert process.stdout is not None
