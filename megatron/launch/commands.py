@@ -61,7 +61,8 @@ def _hydra(plan: LaunchPlan, names: list[str]) -> list[str]:
     hosts = ",".join(share.host for share in plan.hosts)
     return [
         *("mpirun", "-n", str(plan.ranks), "-ppn", str(plan.hosts[0].ranks)),
-        *("-hosts", hosts, *plan.launcher_args, "-genvlist", ",".join(names)),
+        # MPICH 4.0 forgets the last one of the list on other hosts, so one stands there twice.
+        *("-hosts", hosts, *plan.launcher_args, "-genvlist", ",".join([*names, names[-1]])),
     ]
 
 

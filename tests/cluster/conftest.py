@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Cluster, reason_not_to_run
+from tests.support.cluster import SLURM_PACKAGES, Cluster, reason_not_to_run
 from tests.support.cluster_runs import folder_with_tokens, write_config
+from tests.support.cluster_slurm import Slurm
 from tests.support.doors import doors
 
 
@@ -37,3 +38,20 @@ def one_host(bench: Cluster) -> Path:
     for done in doors(4, "train.py", "--config-file", "run.yml", folder=folder):
         assert done.status == 0, done.all
     return folder
+
+
+@pytest.fixture(scope="session")
+def services(bench: Cluster) -> Iterator[Slurm]:
+    """Tests take :func:`slurm`."""
+    reason = reason_not_to_run(SLURM_PACKAGES)
+    if reason:
+        pytest.skip(reason)
+    with Slurm(bench) as slurm:
+        yield slurm
+
+
+@pytest.fixture
+def slurm(cluster: Cluster, services: Slurm) -> Iterator[Slurm]:
+    """A Slurm without jobs."""
+    yield services
+    services.cancel_all()

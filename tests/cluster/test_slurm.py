@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import SLURM_PACKAGES, Cluster, reason_not_to_run
+from tests.support.cluster import Cluster
 from tests.support.cluster_runs import PATIENCE, TRAIN
 from tests.support.cluster_slurm import Slurm
 from tests.support.cluster_starts import DEEPY, SECRET, folder_for_run, is_as_on_one_host, watched
@@ -20,22 +20,6 @@ from tests.support.tiny import metrics
 pytestmark = pytest.mark.cluster
 
 CONFIG = ("--config-file", "run.yml")
-
-
-@pytest.fixture(scope="module")
-def services(bench: Cluster) -> Iterator[Slurm]:
-    reason = reason_not_to_run(SLURM_PACKAGES)
-    if reason:
-        pytest.skip(reason)
-    with Slurm(bench) as slurm:
-        yield slurm
-
-
-@pytest.fixture
-def slurm(cluster: Cluster, services: Slurm) -> Iterator[Slurm]:
-    """A Slurm without jobs."""
-    yield services
-    services.cancel_all()
 
 
 def batch_script(page: str, command: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -11,7 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from tests.support.cluster import Cluster
+import pytest
+
+from tests.support.cluster import MPI_PACKAGES, MPICH_PACKAGES, Cluster, reason_not_to_run
 from tests.support.cluster_host import Job
 from tests.support.cluster_runs import folder_with_tokens, write_config
 from tests.support.doors import ROOT
@@ -21,6 +24,10 @@ DEEPY: Final = ROOT / "deepy.py"
 SERIES: Final = ("train/lm_loss", "train/grad_norm", "train/learning_rate", "validation/lm_loss")
 # Something of the user's own that all ranks need and nobody else may see.
 SECRET: Final = {"OUR_PASSWORD": "geheim-4711"}
+_MPI: Final = {
+    "openmpi": ("mpirun.openmpi", MPI_PACKAGES),
+    "mpich": ("mpirun.mpich", MPICH_PACKAGES),
+}
 _VALUE: Final = SECRET["OUR_PASSWORD"].encode()
 
 
@@ -38,6 +45,24 @@ def deepy(
     """``./deepy.py [launcher options] train.py run.yml`` on the first host."""
     command = [sys.executable, DEEPY, *launcher, "train.py", "run.yml"]
     return cluster.on(1, command, cwd=folder, env=SECRET | dict(env or {}))
+
+
+def mpi_of(cluster: Cluster, launcher: str) -> dict[str, str]:
+    """Variables with which ``mpirun`` is that of this launcher, and may be started by root.
+
+    Several MPIs may be installed; Debian has each one's own under a longer name.
+    """
+    program, packages = _MPI[launcher]
+    reason = reason_not_to_run(packages)
+    if reason:
+        pytest.skip(reason)
+    folder = cluster.shared / program
+    folder.mkdir(exist_ok=True)
+    # No link: MPICH's looks for its other programs where it was called.
+    (folder / "mpirun").write_text(f'#!/bin/sh\nexec {shutil.which(program)} "$@"\n')
+    (folder / "mpirun").chmod(0o755)
+    as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return {"PATH": f"{folder}:{sys.prefix}/bin:/usr/bin:/bin"} | as_root
 
 
 def is_as_on_one_host(folder: Path, one_host: Path) -> None:
