@@ -21,7 +21,11 @@ from megatron.mpu import (
     vocab_parallel_cross_entropy,
     vocab_parallel_log_probs,
 )
-from megatron.mpu.collectives import gather_from_model_parallel
+from megatron.mpu.collectives import (
+    gather_from_model_parallel,
+    reduce_from_model_parallel,
+    shared_by_heads,
+)
 from megatron.runtime.world import World
 from tests.support.models import SINGLE, off_by, tiny_args, tiny_model
 from tests.support.ranks import run_ranks
@@ -103,6 +107,7 @@ def compare_with_one_process(world: World) -> dict[str, Any]:
     groups = ParallelGroups(world, model_parallel_size=world.size)
     report["layers"] = layers_alone(groups)
     report["loss"] = loss_alone(groups)
+    report["sums"] = sums_alone(groups)
     try:
         tiny_model(64, groups=groups, hidden_size=24, num_attention_heads=3)
     except ConfigError as error:
@@ -135,6 +140,17 @@ def layers_alone(groups: ParallelGroups) -> float:
     assert mine.grad is not None
     assert whole.grad is not None
     return max((got - expected).abs().max().item(), (mine.grad - whole.grad).abs().max().item())
+
+
+def sums_alone(groups: ParallelGroups) -> list[float]:
+    """What was summed, its sum, and a sum of gradients in bf16, which can hold 257 or 259 nowhere."""
+    own = torch.tensor([1.0 + groups.get_model_parallel_rank()])
+    total = reduce_from_model_parallel(own, groups)
+    weight = torch.ones(1, dtype=torch.bfloat16, requires_grad=True)
+    (shared,) = shared_by_heads(groups, weight)
+    shared.backward(torch.full_like(shared, 256.0 if own == 1 else 1.0))
+    assert weight.grad is not None
+    return [own.item(), total.item(), weight.grad.item()]
 
 
 def loss_alone(groups: ParallelGroups) -> float:
@@ -176,7 +192,9 @@ def marked(*names: str) -> set[str]:
 @pytest.mark.parametrize("size", [2, 4])
 def test_model_parallel_ranks_compute_what_one_process_does(size: int) -> None:
     for rank, report in enumerate(run_ranks(size, compare_with_one_process)):
-        layers, loss, refused = (report.pop(name) for name in ("layers", "loss", "refused"))
+        layers, loss, sums, refused = (
+            report.pop(name) for name in ("layers", "loss", "sums", "refused")
+        )
         for case, found in report.items():
             assert found["loss"] < 1e-6, case
             assert found["logits"] < 1e-5, case
@@ -184,6 +202,8 @@ def test_model_parallel_ranks_compute_what_one_process_does(size: int) -> None:
             assert worst[1] < 1e-4, (case, worst)
         assert layers < 1e-4
         assert loss < 1e-5
+        # 256 + 1 and 256 + 1 + 1 + 1, rounded once; what was summed is as it was.
+        assert sums == [1.0 + rank, {2: 3.0, 4: 10.0}[size], {2: 256.0, 4: 260.0}[size]]
         assert f"num_attention_heads is 3, which {size}" in refused
         # DeepSpeed counts parameters without the mark once per group in the gradient norm.
         fused = ("attention.query_key_value.weight", "attention.query_key_value.bias")

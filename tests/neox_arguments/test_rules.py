@@ -406,6 +406,24 @@ def test_plain_width() -> None:
 
 
 @pytest.mark.parametrize(
+    "changes",
+    [
+        # Fewer key/value heads than ranks, of tensor or of context parallelism.
+        {"model_parallel_size": 8, "num_attention_heads": 8, "num_kv_heads": 2},
+        {"context_parallel_size": 4, "num_attention_heads": 8, "num_kv_heads": 2},
+        # Only sequence_parallel has the ranks of both share the tokens.
+        {"context_parallel_size": 2, "model_parallel_size": 2, "seq_length": 6},
+        {"precision": "bfloat16", "data_types": {"grad_accum_dtype": "fp32"}},
+        {"rotary_scaling": "linear", "rotary_scaling_factor": 1},
+    ],
+    ids=str,
+)
+def test_what_just_fits_is_accepted(changes: dict[str, Any]) -> None:
+    args = NeoXArgs.from_dict(small(**changes))
+    assert args.flat() != NeoXArgs.from_dict(small()).flat()
+
+
+@pytest.mark.parametrize(
     ("changes", "count"),
     [
         # By hand: 100x4 words, 8x4 positions; per layer norms 2x8, qkv 4x12+12, dense 4x4+4,
