@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import IO, Any, Final
 
-from megatron.launch.commands import check_launcher, launcher_command, launcher_environment
+from megatron.launch.commands import check_launcher, environment_of_launcher, launcher_command
 from megatron.launch.pdsh import (
     clean_up,
     pdsh_command,
@@ -48,7 +48,7 @@ def _run_launcher(plan: LaunchPlan) -> int:
     """Open MPI, MPICH and Slurm pass signals on and end all ranks when one fails, by themselves."""
     process = subprocess.Popen(
         launcher_command(plan),
-        env={**os.environ, **launcher_environment(plan)},
+        env=environment_of_launcher(plan, os.environ),
         start_new_session=True,
     )
 
