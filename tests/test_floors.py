@@ -7,6 +7,8 @@ imports neither torch nor DeepSpeed, DeepSpeed is imported by one file, and one 
 from __future__ import annotations
 
 import ast
+import graphlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +78,67 @@ def test_cuda_is_named_in_one_file() -> None:
         )
 
     assert [p.name for p in FILES if names_cuda(p)] == ["device.py"]
+
+
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in FILES
+}
+# The extras of setup.py, and what only tests need.
+OPTIONAL = ("sentencepiece", "pyarrow", "ftfy", "huggingface_hub", "transformers", "pytest", "gguf")
+_WITHOUT_OPTIONAL = """
+import importlib, importlib.abc, sys
+
+class Minimal(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in OPTIONAL:
+            raise ModuleNotFoundError(f"{name} is not in requirements.txt", name=name)
+
+sys.meta_path.insert(0, Minimal())
+for name in MODULES:
+    importlib.import_module(name)
+"""
+
+
+def needs(module: str) -> set[str]:
+    """The modules of ours that have to be loaded before ``module`` is."""
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    found: set[str] = set()
+    for node in tree.body:
+        # What stands under `if TYPE_CHECKING` or in a function is not imported with the module.
+        if isinstance(node, ast.Import):
+            found.update(name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module is not None
+            names = [f"{node.module}.{name.name}" for name in node.names]
+            found.update(name if name in MODULES else node.module for name in names)
+    # Packages on the way are loaded first, but those that hold this very module have begun already.
+    for name in tuple(found):
+        parts = name.split(".")
+        found.update(".".join(parts[:end]) for end in range(1, len(parts)))
+    return {name for name in found & set(MODULES) if not f"{module}.".startswith(f"{name}.")}
+
+
+def test_imports_run_in_no_circle() -> None:
+    """So that each module can be imported first."""
+    list(graphlib.TopologicalSorter({name: needs(name) for name in MODULES}).static_order())
+
+
+def test_everything_imports_with_the_minimal_requirements() -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"MODULES, OPTIONAL = {list(MODULES)!r}, {OPTIONAL!r}\n{_WITHOUT_OPTIONAL}",
+        ],
+        cwd=ROOT,
+        env=os.environ | {"DS_ACCELERATOR": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def test_the_configuration_needs_no_torch() -> None:

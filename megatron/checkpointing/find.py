@@ -6,7 +6,7 @@ there, but not whole* is an error: a run that silently began anew would throw th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from megatron.checkpointing.manifest import (
     differences,
     read_manifest,
 )
+from megatron.checkpointing.parts import Reader
 from megatron.checkpointing.tensor_files import is_weights_file
 from megatron.checkpointing.together import together
 from megatron.errors import CheckpointError
@@ -57,6 +58,8 @@ def find_checkpoint(
     world: World | None = None,
     foreign: bool = False,
     neox: bool = False,
+    continues: bool = False,
+    node_local: bool = False,
 ) -> CheckpointInfo | None:
     """The checkpoint that ``<load_dir>/latest`` names, or that of step ``iteration``.
 
@@ -69,6 +72,8 @@ def find_checkpoint(
         world: this process's place; None looks alone.
         foreign: accept any folder without manifest for its weights.
         neox: accept one that GPT-NeoX wrote, but not one of ours that has lost its manifest.
+        continues: the run goes on from it, and needs the files of all ranks; else weights will do.
+        node_local: each node has its own part of it on its own disk.
 
     Returns:
         The checkpoint, checked against its manifest; None when nothing is there yet.
@@ -78,36 +83,97 @@ def find_checkpoint(
     """
     world = world or World()
     root = Path(load_dir).absolute()
+    reader = Reader(world.node_rank, world.num_nodes, node_local, continues)
+    accepts = _any_folder if foreign else is_neox_folder if neox else _no_folder
+    name = f"node {world.node_rank}, {world.hostname}"
 
-    def look() -> CheckpointInfo | None:
-        accepts = _any_folder if foreign else is_neox_folder if neox else _no_folder
-        return _look(root, iteration, node_rank=world.node_rank, accepts=accepts)
+    def look(step: int | None) -> list[_Seen]:
+        def see() -> _Seen:
+            return _Seen(name, _look(root, step, reader, accepts), _steps_with_manifest(root))
 
-    seen = together(world, look if world.is_local_first else None)
-    places = world.all_gather((world.is_local_first, f"node {world.node_rank}, {world.hostname}"))
-    steps = [
-        (where, info.step if info else None)
-        for (is_leader, where), info in zip(places, seen, strict=True)
-        if is_leader
-    ]
-    if len({step for _, step in steps}) > 1:
-        listing = "\n".join(
-            f"    {where}: {'nothing' if step is None else folders.step_name(step)}"
-            for where, step in steps[:4]
-        )
-        raise CheckpointError(
-            f"load: {root} is not the same on all nodes\n  found:\n{listing}\n"
-            "  to do: put `load` on a file system that all nodes share; for a disk in each node, "
-            "set use_node_local_storage: true and start the nodes that saved",
-            everywhere=True,
-        )
-    info = seen[0]
+        found = together(world, see if world.is_local_first else None)
+        return [seen for seen in found if seen is not None]
+
+    seen = look(iteration)
+    behind = _step_behind(seen) if node_local else None
+    if behind is not None:
+        if world.is_first:
+            log.warning("%s", _killed_in_publishing(root, seen, behind))
+        seen = look(behind)
+    if len({each.step for each in seen}) > 1:
+        raise CheckpointError(_not_alike(root, seen, node_local=node_local), everywhere=True)
+    info = seen[0].info
     if info is None:
         return None
     if world.is_first:
         for note in info.notes:
             log.warning("%s", note)
     return replace(info, path=root / info.path.name)  # each node's own disk may be elsewhere
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What one node sees: the checkpoint to use, and the ``steps`` of all that could be one."""
+
+    node: str
+    info: CheckpointInfo | None
+    steps: tuple[int, ...]
+
+    @property
+    def step(self) -> int | None:
+        return self.info.step if self.info else None
+
+
+def _step_behind(seen: Sequence[_Seen]) -> int | None:
+    """The step to use where some nodes' disks are one save ahead of the others'; None in all other cases.
+
+    Each disk gets its part under its name in its own moment: a kill between the first and the last of these
+    leaves it on some only, and the one before it on all.
+    """
+    steps = [each.step for each in seen if each.step is not None]
+    if len(steps) < len(seen) or min(steps) == max(steps):
+        return None
+    before = {max((s for s in each.steps if s < max(steps)), default=None) for each in seen}
+    return min(steps) if before == {min(steps)} else None
+
+
+def _killed_in_publishing(root: Path, seen: Sequence[_Seen], behind: int) -> str:
+    without = [each.node for each in seen if each.step == behind]
+    ahead = next(each.step for each in seen if each.step != behind)
+    assert ahead is not None
+    more = f" and {len(without) - 1} more" if len(without) > 1 else ""
+    return (
+        f"{root}: {folders.step_name(ahead)} is missing on {without[0]}{more}: its save was killed just "
+        f"before; using {folders.step_name(behind)}, which all nodes have"
+    )
+
+
+def _not_alike(root: Path, seen: Sequence[_Seen], *, node_local: bool) -> str:
+    listing = "\n".join(
+        f"    {each.node}: {'nothing' if each.step is None else folders.step_name(each.step)}"
+        for each in seen[:4]
+    )
+    shared = set.intersection(*(set(each.steps) for each in seen))
+    if not node_local:
+        advice = (
+            "put `load` on a file system that all nodes share; for a disk in each node, set "
+            "use_node_local_storage: true and start the nodes that saved"
+        )
+    elif shared:
+        advice = f"choose the newest that all nodes have: --iteration {max(shared)}"
+    else:
+        advice = (
+            "start the nodes that saved, or bring back what is missing; for a fresh start give each node "
+            "an empty folder"
+        )
+    return f"load: {root} is not the same on all nodes\n  found:\n{listing}\n  to do: {advice}"
+
+
+def _steps_with_manifest(root: Path) -> tuple[int, ...]:
+    if not root.is_dir():
+        return ()
+    found = folders.step_folders(root).items()
+    return tuple(step for step, folder in found if (folder / MANIFEST_NAME).exists())
 
 
 # Whether a folder without manifest is a checkpoint.
@@ -130,7 +196,7 @@ def is_neox_folder(folder: Path) -> bool:
 
 
 def _look(
-    root: Path, iteration: int | None, *, node_rank: int, accepts: _Accepts
+    root: Path, iteration: int | None, reader: Reader, accepts: _Accepts
 ) -> CheckpointInfo | None:
     if not root.exists():
         if iteration is None:
@@ -143,10 +209,10 @@ def _look(
     if iteration is not None:
         if iteration not in steps:
             raise CheckpointError(_no_such_step(root, iteration, steps))
-        return _inspect(steps[iteration], iteration, node_rank, accepts)
+        return _inspect(steps[iteration], iteration, reader, accepts)
     latest = folders.read_latest(root)
     if latest is None:
-        return _without_latest(root, steps, node_rank, accepts)
+        return _without_latest(root, steps, reader, accepts)
     step = folders.step_of(latest)
     assert step is not None  # read_latest accepts nothing else
     folder = root / latest
@@ -156,11 +222,11 @@ def _look(
         # Killed between the two renames of a second save of this step.
         notes = (f"{latest} was being replaced when its run was killed: using the earlier one",)
         folder = set_aside
-    return _inspect(folder, step, node_rank, accepts, notes)
+    return _inspect(folder, step, reader, accepts, notes)
 
 
 def _without_latest(
-    root: Path, steps: dict[int, Path], node_rank: int, accepts: _Accepts
+    root: Path, steps: dict[int, Path], reader: Reader, accepts: _Accepts
 ) -> CheckpointInfo | None:
     if not steps:
         return None
@@ -170,7 +236,7 @@ def _without_latest(
     workshop = root / (TEMPORARY_PREFIX + folder.name)
     if workshop.is_dir() and not (workshop / folder.name).exists() and read_manifest(folder):
         note = f"{root}: no `latest` yet, its save was killed just before; using {folder.name}"
-        return _inspect(folder, step, node_rank, accepts, (note,))
+        return _inspect(folder, step, reader, accepts, (note,))
     raise CheckpointError(
         f"load: {root} holds checkpoints but no file named latest\n"
         f"  found: {_names(steps.values())}\n"
@@ -181,7 +247,7 @@ def _without_latest(
 
 
 def _inspect(
-    folder: Path, step: int, node_rank: int, accepts: _Accepts, notes: tuple[str, ...] = ()
+    folder: Path, step: int, reader: Reader, accepts: _Accepts, notes: tuple[str, ...] = ()
 ) -> CheckpointInfo:
     """The checkpoint in ``folder``, or an error that says in what way it is none."""
     manifest = read_manifest(folder)
@@ -190,29 +256,23 @@ def _inspect(
             return CheckpointInfo(folder, step, None, notes)
         found = f"no {MANIFEST_NAME} in it" if folder.is_dir() else "no such folder"
         advice = "; its weights alone can be read with finetune: true" if folder.is_dir() else ""
-        raise CheckpointError(_not_whole(folder, found, advice))
+        raise CheckpointError(_not_whole(folder, reader, found, advice))
     if manifest.step != step:
         raise CheckpointError(
             _not_whole(
-                folder, f"its manifest speaks of step {manifest.step}: the folder was renamed"
+                folder,
+                reader,
+                f"its manifest speaks of step {manifest.step}: the folder was renamed",
             )
         )
-    wrong = differences(folder, manifest.files_of(node_rank))
+    wrong = differences(folder, reader.needs(manifest))
     if wrong:
         more = f"; {len(wrong) - 3} more files differ" if len(wrong) > 3 else ""
         found = "; ".join(wrong[:3]) + more
-        raise CheckpointError(_not_whole(folder, found + _other_node(folder, manifest)))
+        raise CheckpointError(
+            _not_whole(folder, reader, found, remedy=reader.remedy(folder, manifest))
+        )
     return CheckpointInfo(folder, step, manifest, notes)
-
-
-def _other_node(folder: Path, manifest: Manifest) -> str:
-    """Where a private disk holds the part of another node than this one: whose."""
-    for node_rank, files in enumerate(manifest.disks) if manifest.node_local else ():
-        if not differences(folder, files):
-            return (
-                f". The part of node {node_rank} is here: start the nodes in the order of the save"
-            )
-    return ""
 
 
 def _notes(root: Path, chosen: int, steps: dict[int, Path]) -> tuple[str, ...]:
@@ -259,21 +319,26 @@ def _no_such_step(root: Path, iteration: int, steps: dict[int, Path]) -> str:
     )
 
 
-def _not_whole(folder: Path, found: str, advice: str = "") -> str:
+_RESTORE = "restore it, or choose another step with --iteration N"
+
+
+def _not_whole(
+    folder: Path, reader: Reader, found: str, advice: str = "", remedy: str | None = None
+) -> str:
     siblings = [f for f in folders.step_folders(folder.parent).values() if f != folder]
     return (
         f"the checkpoint {folder} is not whole\n  found: {found}\n"
-        f"  whole beside it: {_names(f for f in siblings if _is_whole(f))}\n"
-        f"  to do: restore it, or choose another step with --iteration N{advice}"
+        f"  whole beside it: {_names(f for f in siblings if _is_whole(f, reader))}\n"
+        f"  to do: {remedy or _RESTORE}{advice}"
     )
 
 
-def _is_whole(folder: Path) -> bool:
+def _is_whole(folder: Path, reader: Reader) -> bool:
     try:
         manifest = read_manifest(folder)
     except CheckpointError:
         return False
-    return manifest is not None and not differences(folder, manifest.files_of(0))
+    return manifest is not None and not differences(folder, reader.needs(manifest))
 
 
 def _names(found: Iterable[Path]) -> str:

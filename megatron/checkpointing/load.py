@@ -26,6 +26,7 @@ from megatron.checkpointing.deepspeed_files import engine_facts, model_under
 from megatron.checkpointing.find import CheckpointInfo
 from megatron.checkpointing.layer_files import holds_parts
 from megatron.checkpointing.manifest import EngineFacts
+from megatron.checkpointing.parts import gathering
 from megatron.checkpointing.tensor_files import BROKEN_FILE
 from megatron.checkpointing.together import describe, together
 from megatron.checkpointing.universal_engines import (
@@ -247,6 +248,13 @@ def _said(different: dict[str, Any]) -> str:
 
 
 def _misfit(info: CheckpointInfo, different: dict[str, Any]) -> str:
+    manifest = info.manifest
+    if manifest is not None and manifest.node_local and len(manifest.disks) > 1:
+        return (
+            f"  found: files of {_said(different)}, on the disks of {len(manifest.disks)} nodes\n"
+            f"  to do: start it as it was; or {gathering(info.path, len(manifest.disks))}, then "
+            "reshape_on_load: true fits it to this run"
+        )
     root = shlex.quote(str(info.path.parent))
     whole = shlex.quote(f"{info.path.parent}-whole")
     return (

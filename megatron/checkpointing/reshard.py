@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import time
@@ -56,9 +57,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--iteration", type=int, metavar="N", help="step of the checkpoint; default: the latest"
     )
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace the new form of that step that is in --save",
+    )
     parsed = parser.parse_args(argv)
     neox_logging.configure(rank=0)
-    report = reshard(parsed.load, parsed.save, parsed.iteration)
+    report = reshard(parsed.load, parsed.save, parsed.iteration, overwrite=parsed.overwrite)
     sys.stdout.write(f"{report.text()}\n")
 
 
@@ -100,7 +106,9 @@ class Report:
         )
 
 
-def reshard(load: str | Path, save: str | Path, iteration: int | None = None) -> Report:
+def reshard(
+    load: str | Path, save: str | Path, iteration: int | None = None, *, overwrite: bool = False
+) -> Report:
     """Write the layout-free form of a checkpoint under ``<save>/global_step<N>``.
 
     It is there whole or not at all, and ``<save>/latest`` names it.
@@ -109,9 +117,11 @@ def reshard(load: str | Path, save: str | Path, iteration: int | None = None) ->
         load: the folder of a run's checkpoints, as ``load:`` in a configuration.
         save: another folder, made when missing.
         iteration: the step to take instead of the latest.
+        overwrite: replace the layout-free form of that step that is there.
 
     Raises:
-        CheckpointError: there is no whole checkpoint, or the new form cannot be written.
+        CheckpointError: there is no whole checkpoint, the step's place is taken, or the new form cannot be
+            written.
     """
     started = time.perf_counter()
     root = Path(save).absolute()
@@ -127,6 +137,7 @@ def reshard(load: str | Path, save: str | Path, iteration: int | None = None) ->
     whole = WholeModel(whole_shapes(store, model), store.states, store.engine)
     with claimed_save_folder(root, world=World()):
         place = Place(root, info.step)
+        _require_free(place, overwrite=overwrite)
         try:
             _check_room(root, whole)
             prepare(place)
@@ -147,6 +158,27 @@ def reshard(load: str | Path, save: str | Path, iteration: int | None = None) ->
             raise CheckpointError(text + clean_up(place)) from error
     seconds = time.perf_counter() - started
     return Report(info.path, place.final, manifest, sum(tensors.values()), seconds)
+
+
+def _require_free(place: Place, *, overwrite: bool) -> None:
+    """Insist that no checkpoint is lost: the place is empty, or holds a new form that may be replaced.
+
+    Raises:
+        CheckpointError: something else is there, or it may not be replaced.
+    """
+    if not os.path.lexists(place.final):
+        return
+    there = find_checkpoint(place.root, place.step)
+    if there is None or there.manifest is None or there.manifest.whole is None:
+        raise CheckpointError(
+            f"--save: {place.final} is there and is no layout-free checkpoint\n"
+            "  to do: choose another folder"
+        )
+    if not overwrite:
+        raise CheckpointError(
+            f"--save: {place.final} is there\n"
+            "  to do: choose another folder, or give --overwrite to replace it"
+        )
 
 
 def _find(load: str | Path, iteration: int | None) -> CheckpointInfo:

@@ -38,6 +38,7 @@ from megatron.checkpointing.publishing import (
     versions,
     wait_until_visible,
 )
+from megatron.checkpointing.sharing import check_sharing
 from megatron.checkpointing.together import describe, together
 from megatron.errors import CheckpointError
 from megatron.logging import get_logger
@@ -175,14 +176,19 @@ def claimed_save_folder(
 ) -> Iterator[None]:
     """Keep other jobs out of ``save_dir`` for the length of the block. All ranks call this.
 
+    First of all the nodes find out whether it is one folder for them all, or one on each one's disk: a run on
+    several hosts of which nobody said the right thing would learn it at its first save.
+
     Two jobs that save into one folder would mix their files. The lock is the system's: it ends with
     the process, however that ends. A file system without locks, or one that cannot be written, lets
     everybody in.
 
     Raises:
-        CheckpointError: on every rank, when another job holds the folder.
+        CheckpointError: on every rank, when another job holds the folder, or the nodes share it and should
+            not, or the other way round.
     """
     root = Path(os.path.abspath(save_dir))
+    check_sharing(root, world, node_local=node_local)
     leader = world.is_local_first if node_local else world.is_first
     held: list[int] = []
 

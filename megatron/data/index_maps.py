@@ -197,4 +197,4 @@ def _sample_rows(
                 # (0, 0) all the same, which reads the same tokens.
                 rows[0] = 0
             yield rows
-        before, row = int(ends[-1]), max(row, stop_row)
+        before, row = int(ends[-1]), stop_row

@@ -7,10 +7,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from megatron.data.index_maps import IndexShape, Order
 from megatron.data.whole_documents import WholeDocuments
+from megatron.neox_arguments.sections.data import PackImpl
 
 # Of the arrays, of the recipe and of the code that makes the one from the other.
 FORMAT_VERSION: Final = 1
@@ -42,7 +43,7 @@ class IndexRecipe:
     seq_length: int
     seed: int
     order: Order
-    packing: Literal["packed", "unpacked", "pack_until_overflow"] = "packed"
+    packing: PackImpl = "packed"
     options: Mapping[str, Any] = field(default_factory=dict)
     companions: Mapping[str, str] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from megatron.data.run_length import RunLength
 from megatron.data.splits import SPLIT_NAMES, split_boundaries
 from megatron.data.whole_documents import WholeDocuments
 from megatron.errors import DataError, NeoXError
+from megatron.neox_arguments.sections.data import PackImpl
 from megatron.runtime.world import World
 
 
@@ -52,7 +53,7 @@ class DataSettings(Protocol):
     @property
     def data_impl(self) -> str: ...
     @property
-    def pack_impl(self) -> Literal["packed", "unpacked", "pack_until_overflow"]: ...
+    def pack_impl(self) -> PackImpl: ...
     @property
     def allow_chopped(self) -> bool: ...
     @property

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import IO, Any, Final
 
 from megatron.launch.commands import check_launcher, environment_of_launcher, launcher_command
@@ -24,6 +25,7 @@ from megatron.launch.pdsh import (
     signal_hosts,
 )
 from megatron.launch.plan import LaunchPlan
+from megatron.runtime.parent import end_with_parent
 from megatron.runtime.signals import handled
 
 # Seconds that the other hosts get to end by themselves after one has failed; then they are stopped.
@@ -52,6 +54,7 @@ def _run_launcher(plan: LaunchPlan) -> int:
         launcher_command(plan),
         env=environment_of_launcher(plan, os.environ),
         start_new_session=True,
+        preexec_fn=partial(end_with_parent, signal.SIGUSR1),
     )
 
     force = threading.Timer(_TERM, process.kill)
@@ -86,6 +89,8 @@ def _run_pdsh(plan: LaunchPlan) -> int:
         text=True,
         errors="replace",
         start_new_session=True,
+        # The agents see that it has gone, and stop their ranks.
+        preexec_fn=partial(end_with_parent, signal.SIGKILL),
     )
     failures = _Failures()
     assert process.stdout is not None

@@ -34,13 +34,7 @@ from megatron.neox_arguments.sections import ModelArgs
 EMBEDDING = 0
 SOFT_PROMPT = "soft_embedding_weight"  # vectors in front of each text, in the embedding
 WORD_EMBEDDINGS = "sequential.0.word_embeddings.weight"
-BEFORE_BLOCKS = 1
 FIRST_BLOCK = 2
-
-
-def after_blocks(num_layers: int) -> int:
-    """Number of the function behind the transformer layers."""
-    return num_layers + 2
 
 
 def final_norm(num_layers: int) -> int:

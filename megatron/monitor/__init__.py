@@ -1,5 +1,6 @@
 """What a run says about itself: rows of metrics for programs, lines for people."""
 
+from megatron.monitor.arithmetic import flops_per_token, model_flops_utilization, peak_flops
 from megatron.monitor.console import (
     BatchFacts,
     Interval,
@@ -11,13 +12,7 @@ from megatron.monitor.console import (
     facts_block,
     interval_line,
 )
-from megatron.monitor.estimates import (
-    MemoryEstimate,
-    estimate_memory,
-    flops_per_token,
-    model_flops_utilization,
-    peak_flops,
-)
+from megatron.monitor.estimates import MemoryEstimate, estimate_memory
 from megatron.monitor.jsonl import JsonlSink
 from megatron.monitor.monitor import METRICS_FILE, Metrics, Monitor, Sink, open_monitor
 from megatron.monitor.tensorboard import TensorBoardSink

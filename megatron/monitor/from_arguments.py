@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from megatron.monitor.arithmetic import flops_per_token
 from megatron.monitor.console import BatchFacts, ModelFacts
 from megatron.monitor.estimates import (
     DEFAULT_BUCKET_SIZE,
@@ -9,7 +10,6 @@ from megatron.monitor.estimates import (
     DEFAULT_REUSE_DISTANCE,
     MemoryEstimate,
     estimate_memory,
-    flops_per_token,
 )
 from megatron.neox_arguments import BatchSizes, NeoXArgs
 from megatron.neox_arguments.sections import ModelArgs

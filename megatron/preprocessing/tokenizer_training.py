@@ -8,6 +8,7 @@ way of cutting text into words first, as the `tokenizers` library implements bot
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections import Counter
@@ -48,6 +49,7 @@ class TokenizerTrainingSettings:
             training takes from the token files of this input; None for all.
         min_frequency: occurrences that a pair needs to become an entry.
         txt_separator: what stands between the documents of a .txt; None where it is one document.
+        overwrite: replace the `tokenizer.json` that is there.
     """
 
     inputs: tuple[str, ...]
@@ -57,6 +59,7 @@ class TokenizerTrainingSettings:
     split: str | None = None
     min_frequency: int = 2
     txt_separator: str | None = None
+    overwrite: bool = False
 
 
 def train_tokenizer(settings: TokenizerTrainingSettings) -> tokenizers.Tokenizer:
@@ -72,6 +75,7 @@ def train_tokenizer(settings: TokenizerTrainingSettings) -> tokenizers.Tokenizer
         )
     if STANDARD_INPUT in settings.inputs:
         raise DataError("--input -: the text is read twice, which standard input cannot do")
+    _require_free(Path(settings.output), overwrite=settings.overwrite)
     check_inputs(settings.inputs)
     limits = _documents_to_learn_from(settings)
     tokenizer = tokenizers.Tokenizer(models.BPE())
@@ -94,6 +98,32 @@ def train_tokenizer(settings: TokenizerTrainingSettings) -> tokenizers.Tokenizer
         )
     _publish(tokenizer.to_str(pretty=True) + "\n", Path(settings.output))
     return tokenizer
+
+
+def _require_free(output: Path, *, overwrite: bool) -> None:
+    """Insist that nothing is lost: no file is there, or a tokenizer.json that may be replaced.
+
+    Raises:
+        DataError: something else is there, or it may not be replaced.
+    """
+    if not os.path.lexists(output):
+        return
+    if not _is_tokenizer(output):
+        raise DataError(f"--output {output} exists and is no tokenizer.json: choose another name")
+    if not overwrite:
+        raise DataError(
+            f"--output {output} exists: choose another name, or give --overwrite to replace it; data "
+            "and models made with it need it as it is"
+        )
+
+
+def _is_tokenizer(path: Path) -> bool:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return False
+    model = content.get("model") if isinstance(content, dict) else None
+    return isinstance(model, dict) and "vocab" in model
 
 
 def _texts(settings: TokenizerTrainingSettings) -> Iterator[tuple[str, int, str]]:
@@ -162,6 +192,9 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help="occurrences that a pair needs to become an entry (default: 2)",
     )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace the tokenizer.json that is at --output"
+    )
     return parser
 
 
@@ -175,6 +208,7 @@ def settings_from(parsed: argparse.Namespace) -> TokenizerTrainingSettings:
         split=parsed.split,
         min_frequency=parsed.min_frequency,
         txt_separator=parsed.txt_separator,
+        overwrite=parsed.overwrite,
     )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
+import logging
 import resource
 import selectors
 import socket
@@ -15,8 +17,14 @@ from dataclasses import asdict
 from megatron.runtime.peer_cause import Cause, broken
 from megatron.runtime.peer_link import Link, Message
 
+logger = logging.getLogger(__name__)
+
 # Seconds that the news of a broken collective waits for its cause, which may come just behind it.
 _ECHO_S = 1.5
+# What the system says when this process or the host can open nothing more, and seconds until it is
+# asked again.
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_NO_ROOM_S = 0.1
 # Files that a process opens besides its connections, generously.
 _OTHER_FILES = 1024
 
@@ -39,7 +47,9 @@ class Hub:
         self._echo: tuple[float, Cause] | None = None
         self._lock = threading.Lock()
         self._over = False
+        self._has_no_room = False
         self._listener = _listener(size)
+        self._listener.setblocking(False)
         self.port = int(self._listener.getsockname()[1])
         self._waker, self._alarm = socket.socketpair()
         self._selector = selectors.DefaultSelector()
@@ -97,10 +107,25 @@ class Hub:
                     self._alarm.recv(64)
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # who has gone again is no rank
+        try:
             connection, _ = self._listener.accept()
-            connection.setblocking(False)
-            self._selector.register(connection, selectors.EVENT_READ, Link(connection))
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                self._say_no_room(error)
+                time.sleep(_NO_ROOM_S)  # it still waits, and would be reported again at once
+            return  # else: who has gone again is no rank
+        connection.setblocking(False)
+        self._selector.register(connection, selectors.EVENT_READ, Link(connection))
+
+    def _say_no_room(self, error: OSError) -> None:
+        if not self._has_no_room:
+            logger.warning(
+                "rank 0 cannot take the connections of all ranks, whose end is not noticed at once: %s "
+                "(ulimit -n is %d; raise it to the number of ranks and 1024 more)",
+                error.strerror,
+                resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+            )
+        self._has_no_room = True
 
     def _hear(self, link: Link) -> None:
         lost: OSError | None = None

@@ -7,8 +7,10 @@ connection that lasts means that the other process lives, and that its host can 
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import socket
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 # Seconds after which a host that does not answer is lost.
@@ -64,19 +66,41 @@ class Link:
         self.socket.close()
 
 
-def connect(addresses: list[str], port: int, patience_s: float) -> Link | None:
-    """A connection to the first address that answers, or None; ``patience_s`` is for each."""
+def connect(
+    addresses: Sequence[str],
+    port: int,
+    greet: Callable[[Link], bool],
+    *,
+    connect_s: float = 5.0,
+    greet_s: float = 30.0,
+) -> Link | None:
+    """A connection to the first address at which the one that is wanted answers; None without such.
+
+    Args:
+        greet: whether it is the one: says who calls and hears the answer. A program that has nothing
+            to do with this run may listen at another address of the list.
+        connect_s: seconds that each address gets to accept.
+        greet_s: seconds that it then gets for each answer: it may be busy with a thousand others.
+    """
     for address in addresses:
         try:
-            connection = socket.create_connection((address, port), timeout=patience_s)
+            link = Link(socket.create_connection((address, port), timeout=connect_s))
         except OSError:
             continue
-        return Link(connection)
+        link.socket.settimeout(greet_s)
+        if greet(link):
+            link.socket.settimeout(None)
+            return link
+        link.close()
     return None
 
 
-def own_addresses(main_address: str) -> list[str]:
-    """Where others may reach this host: as ``main_address``, its name's and its interface's address."""
+def own_addresses(main_address: str, *, is_alone: bool) -> list[str]:
+    """Where others may reach this host: as ``main_address``, its name's and its interface's address.
+
+    On another host a loopback address would lead to that host itself: those count only where this one
+    ``is_alone``.
+    """
     found = []
     for name in (main_address, socket.gethostname()):
         try:
@@ -92,7 +116,12 @@ def own_addresses(main_address: str) -> list[str]:
                 found.append(str(probe.getsockname()[0]))
         except OSError:
             continue  # no route out by this protocol
-    return list(dict.fromkeys(found))
+    return [each for each in dict.fromkeys(found) if is_alone or not is_loopback(each)]
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address (not a name) stays on its host."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def _keep_alive(connection: socket.socket) -> None:

@@ -14,6 +14,7 @@ import os
 import secrets
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Protocol
 
 from megatron.errors import EXIT_FAULT, is_lost_peer
@@ -24,8 +25,6 @@ from megatron.runtime.world import World
 
 logger = logging.getLogger(__name__)
 
-# Seconds that each address of rank 0 gets to answer.
-_CONNECT_S = 5.0
 # Seconds from the news to the end: the failed rank speaks first, and a launcher may end this one.
 _GRACE_S = 3.0
 # Seconds that a rank whose collective broke waits to be told why.
@@ -147,12 +146,16 @@ def _join(world: World, end: _Ending) -> _Side:
     hub, offer = None, None
     if world.is_first:
         hub = Hub(world.size, secrets.token_hex(16), end)
-        addresses = own_addresses(os.environ.get("MASTER_ADDR", "127.0.0.1"))
+        addresses = own_addresses(
+            os.environ.get("MASTER_ADDR", "127.0.0.1"), is_alone=world.num_nodes == 1
+        )
         offer = (addresses, hub.port, hub.token, world.hostname)
     offer = world.broadcast(offer)
     assert offer is not None
     addresses, port, token, main_host = offer
-    link = None if hub else _greeted(world, connect(addresses, port, _CONNECT_S), token)
+    link = None
+    if hub is None:
+        link = connect(addresses, port, partial(_greet, token=token, world=world))
     reached = world.all_gather(None if hub or link else world.hostname)
     if hub is None:
         return _Spoke(link, main_host, end)
@@ -163,26 +166,20 @@ def _join(world: World, end: _Ending) -> _Side:
             "at once (firewall between the hosts?)",
             ", ".join(hosts[:8]),
             main_host,
-            " or ".join(addresses),
+            " or ".join(addresses) or "any address",
             port,
         )
     return hub
 
 
-def _greeted(world: World, link: Link | None, token: str) -> Link | None:
-    """The connection, if rank 0 of this very run is at its other end."""
-    if link is None:
-        return None
+def _greet(link: Link, token: str, world: World) -> bool:
+    """Whether rank 0 of this very run is at the other end."""
     link.send(kind="hello", token=token, rank=world.rank, host=world.hostname)
     try:
-        welcome = link.receive()
+        welcome = link.receive() or [{}]
     except (OSError, ValueError):
-        welcome = None
-    if not welcome or welcome[0].get("kind") != "welcome":
-        link.close()
-        return None
-    link.socket.settimeout(None)
-    return link
+        return False
+    return bool(welcome[0].get("kind") == "welcome")
 
 
 def _cause(message: Message) -> Cause:

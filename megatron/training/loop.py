@@ -7,7 +7,7 @@ so a resumed run logs, evaluates and saves at the same steps as one that never s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from megatron.data.loader import StepBatch
@@ -16,7 +16,7 @@ from megatron.runtime.signals import StopRequest
 from megatron.runtime.timers import Stopwatch, timed
 from megatron.training.pipeline_step import step_of
 from megatron.training.run_state import RunState
-from megatron.training.step import StepSettings, give_up_after
+from megatron.training.step import StepResult, StepSettings, give_up_after
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,30 @@ class Hooks:
     save: Callable[[RunState], None]
 
 
+@dataclass
+class _Interval:
+    """The time that steps took since the last log line, and how much of it was waiting for data."""
+
+    steps: Stopwatch = field(default_factory=Stopwatch)
+    waits: Stopwatch = field(default_factory=Stopwatch)
+    num_steps: int = 0
+
+    def take(self, state: RunState, last: StepResult, rate: float) -> LoggedStep:
+        """What the log line says, ``last`` being the latest step; the next interval starts."""
+        loss, skipped = state.take_interval()
+        count, self.num_steps = self.num_steps, 0
+        return LoggedStep(
+            state=state,
+            loss=loss,
+            learning_rate=rate,
+            grad_norm=last.grad_norm,
+            skipped=skipped,
+            loss_scale=last.loss_scale,
+            seconds=self.steps.take() / count,
+            data_seconds=self.waits.take() / count,
+        )
+
+
 def train(
     engine: Any,
     batches: Iterable[StepBatch],
@@ -88,14 +112,13 @@ def train(
     Raises:
         TrainingError: the loss or the gradient norm is not finite, or fp16 overflows step after step.
     """
-    step_watch, data_watch = Stopwatch(), Stopwatch()
-    steps_timed = 0
+    interval = _Interval()
     engine.train()
     train_step = step_of(engine)
     with StopRequest() as request:
-        iterator = iter(timed(batches, data_watch))
+        iterator = iter(timed(batches, interval.waits))
         while state.step < plan.train_iters:
-            with step_watch:
+            with interval.steps:
                 batch = next(iterator)
                 # A step reads exactly the samples that follow those already read, on any layout.
                 assert batch.first_sample == state.consumed_samples, (batch, state)
@@ -112,24 +135,10 @@ def train(
             state.after_step(result.loss, batch.num_samples, skipped=result.skipped)
             if result.loss_scale is not None:
                 give_up_after(state.skipped_in_a_row, state.step, result.loss_scale)
-            steps_timed += 1
+            interval.num_steps += 1
             is_last = state.step == plan.train_iters
             if is_last or state.step % plan.log_interval == 0:
-                loss, skipped = state.take_interval()
-                seconds, waited = step_watch.take() / steps_timed, data_watch.take() / steps_timed
-                steps_timed = 0
-                hooks.log(
-                    LoggedStep(
-                        state=state,
-                        loss=loss,
-                        learning_rate=rate,
-                        grad_norm=result.grad_norm,
-                        skipped=skipped,
-                        loss_scale=result.loss_scale,
-                        seconds=seconds,
-                        data_seconds=waited,
-                    )
-                )
+                hooks.log(interval.take(state, result, rate))
             if plan.evaluates(state.step) and not is_last:
                 hooks.evaluate(state)
             why = _reason_to_stop(state.step, result.stop, request, plan)

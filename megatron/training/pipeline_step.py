@@ -86,30 +86,35 @@ def pipeline_step(
             pipe_rank=groups.get_pipe_parallel_rank(),
         )
 
-    module.begin_step(seed if settings.has_dropout else None)
-    results: list[StepResult] = []
-    plain_update = type(engine)._INSTRUCTION_MAP[_UPDATE]
-
-    def update(engine: Any) -> None:
+    def finish(engine: Any, update: Callable[[], object]) -> StepResult:
         loss: PipelineLoss = module.loss_fn
-        results.append(
-            finish_step(
-                engine,
-                settings,
-                loss.take_total(settings.device),
-                valid,
-                step=step,
-                stop=stop_asked(),
-                update=lambda: plain_update(engine),
-            )
+        local_sum = loss.take_total(settings.device)
+        return finish_step(
+            engine, settings, local_sum, valid, step=step, stop=stop_asked(), update=update
         )
 
-    # The engine looks its instructions up in this map, and binds what it finds to itself.
-    engine._INSTRUCTION_MAP = {**type(engine)._INSTRUCTION_MAP, _UPDATE: update}
+    module.begin_step(seed if settings.has_dropout else None)
+    results = _update_with(engine, finish)
     scale = len(batch.tokens) * groups.get_gradient_world_size() / valid.clamp(min=1)
     engine.train_batch(_micro_batches(batch, scale.float()))
     module.begin_step(None)
     return results[0]
+
+
+def _update_with(
+    engine: Any, finish: Callable[[Any, Callable[[], object]], StepResult]
+) -> list[StepResult]:
+    """Let ``engine`` call ``finish`` with its own update, in the place of that; what came of it."""
+    results: list[StepResult] = []
+    instructions = type(engine)._INSTRUCTION_MAP
+    plain_update = instructions[_UPDATE]
+
+    def update(engine: Any) -> None:
+        results.append(finish(engine, lambda: plain_update(engine)))
+
+    # The engine looks its instructions up in this map, and binds what it finds to itself.
+    engine._INSTRUCTION_MAP = {**instructions, _UPDATE: update}
+    return results
 
 
 def _micro_batches(

@@ -90,7 +90,6 @@ class Reporter:
         args, batch, state = self._args, self._batch, at.state
         samples_per_sec = batch.global_batch_size / at.seconds
         tokens_per_sec = samples_per_sec * args.model.seq_length
-        total = total_steps(args)
         scaling: dict[str, float] = {}
         if at.loss_scale is not None:
             scaling = {
@@ -111,8 +110,13 @@ class Reporter:
                 "runtime/data_wait": at.data_seconds,
             }
         )
-        device = self._parts.device
-        line = Interval(
+        log.info("%s", interval_line(self._interval(at, tokens_per_sec, samples_per_sec)))
+
+    def _interval(self, at: LoggedStep, tokens_per_sec: float, samples_per_sec: float) -> Interval:
+        """What a person reads of it."""
+        args, state, device = self._args, at.state, self._parts.device
+        total = total_steps(args)
+        return Interval(
             step=state.step,
             total_steps=total,
             loss=at.loss,
@@ -135,7 +139,6 @@ class Reporter:
                 _device_peak(args, device_name(device)),
             ),
         )
-        log.info("%s", interval_line(line))
 
     def evaluation_starts(self) -> None:
         self._evaluating_since = time.perf_counter()

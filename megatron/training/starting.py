@@ -40,15 +40,18 @@ def find_start(args: NeoXArgs, world: World) -> CheckpointInfo | None:
     Raises:
         CheckpointError: what is there is not whole, or a fine-tuning has nothing to start from.
     """
-    load = args.checkpointing.load
+    settings = args.checkpointing
+    load = settings.load
     if load is None:
         return None
     found = find_checkpoint(
         load,
-        args.checkpointing.iteration,
+        settings.iteration,
         world=world,
-        foreign=args.checkpointing.finetune,
+        foreign=settings.finetune,
         neox=True,
+        continues=not (settings.finetune or settings.no_load_optim),
+        node_local=settings.use_node_local_storage,
     )
     if found is not None:
         args.check_runtime(iteration=found.step)

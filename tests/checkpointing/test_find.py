@@ -156,9 +156,25 @@ def test_each_node_is_held_to_its_own_part(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, 5, node_local=True, disks=disks)
     (tmp_path / "latest").write_text("global_step5")
     assert find_checkpoint(tmp_path, world=World(node_rank=0)).step == 5
-    with pytest.raises(CheckpointError, match="The part of node 0 is here") as caught:
-        find_checkpoint(tmp_path, world=World(node_rank=1))
+    with pytest.raises(CheckpointError, match="this is the part of node 0 of 2: start") as caught:
+        find_checkpoint(tmp_path, world=World(node_rank=1, num_nodes=2))
     assert "b.pt is missing" in str(caught.value)
+
+
+def test_one_node_goes_on_only_from_the_parts_of_all(tmp_path: Path) -> None:
+    disks = [{"a.pt": 1}, {"b.pt": 2}]
+    folder = make_checkpoint(tmp_path, 5, node_local=True, disks=disks)
+    (tmp_path / "latest").write_text("global_step5")
+    with pytest.raises(CheckpointError, match="start the 2 nodes that saved it") as caught:
+        find_checkpoint(tmp_path, continues=True, node_local=True)
+    assert f"rsync -a {folder} {tmp_path}/latest SHARED/" in str(caught.value)
+    assert find_checkpoint(tmp_path).step == 5  # weights are in each part
+    (folder / "a.pt").unlink()
+    with pytest.raises(CheckpointError, match="the missing files, from the disks of the 2 nodes"):
+        find_checkpoint(tmp_path, continues=True)
+    for name, size in (("a.pt", 1), ("b.pt", 2)):
+        (folder / name).write_bytes(b"x" * size)
+    assert find_checkpoint(tmp_path, continues=True, node_local=True).step == 5
 
 
 def test_many_missing_files_are_summed_up(root: Path) -> None:

@@ -85,7 +85,8 @@ def test_a_kill_at_any_point_leaves_nothing_that_is_half_made(tmp_path: Path) ->
         ):
             reshard(source, target)
         found.append(find_checkpoint(target) is not None)
-        reshard(source, target)  # what a dead one left is in nobody's way
+        # What a dead one left is in nobody's way.
+        reshard(source, target, overwrite=True)
         assert all(not name.startswith(".") for name in os.listdir(target)), calls
         if len(calls) <= kill:
             break
@@ -122,6 +123,23 @@ def test_the_folder_that_is_read_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="layout-free already"):
         reshard(tmp_path / "whole", tmp_path / "again")
     assert folder.is_dir()
+
+
+def test_only_a_new_form_is_replaced_and_only_when_told(tmp_path: Path) -> None:
+    source, target = tmp_path / "parts", tmp_path / "whole"
+    write_partitioned(source, random_states(hidden=2, layers=1), ranks=1, layers=1)
+    first = reshard(source, target).target.stat().st_ino
+    with pytest.raises(CheckpointError, match="give --overwrite to replace it"):
+        reshard(source, target)
+    assert (target / "global_step4").stat().st_ino == first
+    assert reshard(source, target, overwrite=True).target.stat().st_ino != first
+
+    partitioned = tmp_path / "another run"
+    folder = write_partitioned(partitioned, random_states(hidden=2, layers=1), ranks=1, layers=1)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(CheckpointError, match="is no layout-free checkpoint"):
+        reshard(source, partitioned, overwrite=True)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.slow

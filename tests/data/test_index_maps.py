@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from megatron.data import index_maps
-from megatron.data.index_maps import IndexShape, build_arrays, epochs_needed, samples_in
+from megatron.data.index_maps import (
+    IndexShape,
+    array_forms,
+    build_arrays,
+    epoch_seed,
+    epochs_needed,
+    samples_in,
+)
 
 
 def slow_maps(
@@ -88,7 +95,8 @@ def test_a_known_order() -> None:
 def test_empty_documents_give_the_same_tokens() -> None:
     sizes = np.array([0, 3, 0, 0, 2, 0], np.int32)
     shape = shape_of(sizes.tolist(), 0, 6, 2, 8)
-    arrays = build_arrays(shape, sizes, 3)
+    arrays = build_arrays(shape, sizes, 5)
+    assert sizes[arrays["doc_idx"][0]] == 0
     stream = [
         (document, offset)
         for document in arrays["doc_idx"].tolist()
@@ -145,3 +153,23 @@ def test_wide_types_past_two_to_the_31() -> None:
     assert types(10, 2**32 + 10, 1, 1) == ["<i4", "<i8", "<i8"]
     assert types(2**30, 2**31, 2048, 3) == ["<i4", "<i8", "<u4"]
     assert types(2**31, 2**32, 2048, 1) == ["<i8", "<i8", "<u4"]
+
+
+def test_wide_types_at_the_last_number_that_fits() -> None:
+    def types(entries: int, rows: int, stop: int) -> list[str]:
+        return [dtype.str for _, dtype in array_forms(entries, rows, rows - 1, stop).values()]
+
+    most = 2**31 - 1
+    assert types(most, 10, most) == ["<i4", "<i4", "<u4"]
+    assert types(most + 1, 10, most) == ["<i4", "<i8", "<u4"]
+    assert types(most, 10, most + 1) == ["<i8", "<i4", "<u4"]
+    # GPT-NeoX goes over to 64 bits at 2^32 - 2 samples.
+    assert types(10, 2**32 - 2, 10) == ["<i4", "<i8", "<u4"]
+    assert types(10, 2**32 - 1, 10) == ["<i4", "<i8", "<i8"]
+
+
+def test_the_seed_of_an_epoch_is_for_ever() -> None:
+    """The first four bytes, little-endian, of the SHA-256 of ``seed/epoch``."""
+    # echo -n 1234/0 | sha256sum: 96d6213d…
+    assert epoch_seed(1234, 0) == 0x3D21D696
+    assert epoch_seed(1234, 1) != epoch_seed(1235, 0)

@@ -7,9 +7,12 @@ from pathlib import Path
 
 from megatron.launch.carried import CARRIED
 from megatron.launch.command_line import LAUNCHER_OPTIONS, SWITCHES
+from megatron.neox_arguments import NeoXArgs
 from megatron.neox_arguments.registry import FIELDS
+from tests.support.small_config import small
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "cluster.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
 
 
 def test_it_lists_the_variables_that_are_carried() -> None:
@@ -24,3 +27,23 @@ def test_every_key_and_option_of_it_exists() -> None:
     assert not [key for key in keys if key not in FIELDS]
     for option in re.findall(r"deepy\.py (--\w+)", PAGE):
         assert option[2:] in {*LAUNCHER_OPTIONS, *SWITCHES}
+
+
+def test_what_it_says_of_containers_is_in_the_dockerfile() -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    for name in re.findall(r"--build-arg (\w+)=", PAGE):
+        assert f"ARG {name}=" in dockerfile
+    for script in re.findall(r"(?:/neox/|\s)((?:tools/cluster/)?\w+\.(?:py|sh))", PAGE):
+        assert (ROOT / script).exists() or script == "script.py", script
+
+
+def test_a_gathered_checkpoint_is_configured_as_it_says() -> None:
+    settings = dict(re.findall(r"--set ([\w.]+)=(\S+)", PAGE.split("on each host\n")[1]))
+    changes = {
+        key: value == "true" if value in ("true", "false") else value
+        for key, value in settings.items()
+    }
+    nested = {"use_node_local_storage": changes.pop("checkpoint.use_node_local_storage")}
+    args = NeoXArgs.from_dict(small(**changes, checkpoint=nested))
+    assert args.checkpointing.reshape_on_load
+    assert not args.checkpointing.use_node_local_storage

@@ -30,6 +30,8 @@ from tests.support.ranks import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "CONTRIBUTING.md", "configs/README.md", "tools/quickstart/README.md")
+# Of which only the links are followed here.
+OTHER_PAGES = ("docs/architecture.md", "docs/cluster.md", "SECURITY.md", "CHANGELOG.md")
 COMMANDS = [command for page in PAGES for command in commands_of(page, ROOT)]
 
 # Why a command is not run. A key is the beginning of the command; the longest that fits counts.
@@ -41,6 +43,9 @@ NOT_RUN = {
     "zstd ": "may not be installed; the test makes a smaller file of this kind with zstandard",
     "torchrun --nnodes 2": "needs two hosts",
     "python -m pytest": "runs tests, of which this is one",
+    "python -m coverage": "runs tests, of which this is one",
+    "pip install": "downloads packages",
+    "python -m tests.surface.collect": "is for a release; its own test calls it",
     "python tools/config/write_option_tests.py": "lists the tests, which the copy lacks; they run it",
     "python tools/config/diff.py": "its status is 1 where something differs; its own tests run it",
     "mypy": "make lint, in continuous integration",
@@ -262,7 +267,7 @@ def test_every_entry_is_of_use(table: Mapping[str, object]) -> None:
     assert set(table) == {entry_of(command, table) for command in COMMANDS} - {None}
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, *OTHER_PAGES])
 def test_links_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]

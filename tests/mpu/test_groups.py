@@ -59,6 +59,11 @@ def test_a_world_that_does_not_fit_is_refused_with_the_numbers() -> None:
         RankGrid.of(4, pipe=4, model=2)
 
 
+def test_heads_that_ranks_cannot_share_are_refused() -> None:
+    with pytest.raises(ConfigError, match="4 ranks cannot share 3 key/value heads"):
+        ParallelGroups(World(size=4), model_parallel_size=4, num_kv_heads=3)
+
+
 def test_a_single_process_needs_no_groups() -> None:
     groups = ParallelGroups(World())
     assert groups.get_model_parallel_group() is None

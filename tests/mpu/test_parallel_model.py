@@ -52,6 +52,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "one key/value head": {**LOUD, "num_kv_heads": 1, "no_weight_tying": True},
     "two key/value heads": {**LOUD, "num_kv_heads": 2, "no_weight_tying": True},
+    "a norm of each head": {
+        **LOUD,
+        "num_kv_heads": 1,
+        "use_bias_in_attn_linear": False,
+        "qk_norm": "head",
+    },
+    "a norm of all heads": {**LOUD, "qk_norm": "neox"},
 }
 INPUTS = {"gpt2": DOCUMENTS, "two key/value heads": DOCUMENTS}
 

@@ -56,7 +56,13 @@ def test_no_warmup_and_warmup_as_long_as_the_run() -> None:
 
 @pytest.mark.parametrize(
     ("iters", "decay_iters", "fraction", "length"),
-    [(1000, 50, 0.5, 50), (1000, None, 0.5, 500), (1000, None, None, 1000), (0, None, None, 1)],
+    [
+        (1000, 50, 0.5, 50),
+        (1000, None, 0.5, 500),
+        (11, None, 0.8, 8),
+        (1000, None, None, 1000),
+        (0, None, None, 1),
+    ],
 )
 def test_length(iters: int, decay_iters: int | None, fraction: float | None, length: int) -> None:
     assert LRSchedule.length_of(iters, decay_iters, fraction) == length

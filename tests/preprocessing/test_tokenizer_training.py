@@ -1,4 +1,5 @@
-"""The tokenizer that the quickstart ships is what its documented command makes."""
+"""Protects the training of tokenizers: the shipped one is what its documented command makes, what is held
+out has no part, and no file is lost."""
 
 from __future__ import annotations
 
@@ -70,6 +71,21 @@ def test_what_cannot_be_learnt(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="0 documents"):
         train(text, output, "--vocab-size", "300")
     assert not output.exists()
+
+
+def test_only_a_tokenizer_is_replaced_and_only_when_told(tmp_path: Path) -> None:
+    text, output = tmp_path / "a.jsonl", tmp_path / "a.json"
+    text.write_text('{"text": "abc abc"}\n')
+    first = train(text, output, "--vocab-size", "258")
+    with pytest.raises(DataError, match="give --overwrite to replace it"):
+        train(text, output, "--vocab-size", "259")
+    assert json.loads(output.read_text()) == first
+    assert train(text, output, "--vocab-size", "259", "--overwrite") != first
+    for other in ('{"text": "abc"}\n', '{"model": 1}', "[]", "not JSON"):
+        output.write_text(other)
+        with pytest.raises(DataError, match="and is no tokenizer"):
+            train(text, output, "--vocab-size", "258", "--overwrite")
+        assert output.read_text() == other
 
 
 def test_selected_rows_are_copied_as_they_are(tmp_path: Path) -> None:

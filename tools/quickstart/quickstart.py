@@ -6,6 +6,7 @@ A step whose result is there and newer than what it was made from is not done ag
 
 from __future__ import annotations
 
+import argparse
 import json
 import shlex
 import subprocess
@@ -182,6 +183,9 @@ def report(seconds: float) -> None:
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     started = time.monotonic()
     sys.path.insert(0, str(ROOT))
     RUN.mkdir(exist_ok=True)

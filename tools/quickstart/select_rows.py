@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -33,15 +34,21 @@ def select_rows(corpus: Path, output: Path, field: str, value: str) -> int:
 
 
 def main() -> None:
-    if len(sys.argv) != 4 or "=" not in sys.argv[3]:
-        sys.exit(f"usage: {sys.argv[0]} CORPUS OUTPUT FIELD=VALUE")
-    corpus, output, condition = sys.argv[1:]
-    field, _, value = condition.partition("=")
-    selected = select_rows(Path(corpus), Path(output), field, value)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("corpus", type=Path)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("condition", metavar="FIELD=VALUE")
+    arguments = parser.parse_args()
+    field, equals, value = arguments.condition.partition("=")
+    if not equals:
+        parser.error(f"expected FIELD=VALUE, found {arguments.condition}")
+    selected = select_rows(arguments.corpus, arguments.output, field, value)
     if not selected:
-        Path(output).unlink()
-        sys.exit(f"{corpus}: no row's meta has {field} = {value!r}; nothing is written")
-    print(f"{output}: {selected} rows")
+        arguments.output.unlink()
+        sys.exit(f"{arguments.corpus}: no row's meta has {field} = {value!r}; nothing is written")
+    print(f"{arguments.output}: {selected} rows")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,9 @@ from typing import Annotated, Literal
 
 from megatron.neox_arguments.typed import NonNegativeInt, PositiveFloat, Range
 
+PackImpl = Literal["packed", "pack_until_overflow", "unpacked"]
+"""The values that ``pack_impl`` may have."""
+
 
 @dataclass(frozen=True)
 class TokenizerArgs:
@@ -83,7 +86,7 @@ class DataArgs:
     the tokens in memory, one copy per node shared by its ranks and workers, whatever the file's form
     (`eval.py` reads each token once and maps the file)."""
 
-    pack_impl: Literal["packed", "pack_until_overflow", "unpacked"] = "packed"
+    pack_impl: PackImpl = "packed"
     """How documents become samples. `packed` cuts the stream of all documents into equal pieces.
     `unpacked` makes each document a sample, `pack_until_overflow` puts whole documents into one until the
     next does not fit; what is left of it is padding, which does not count for the loss."""
