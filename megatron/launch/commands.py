@@ -22,6 +22,8 @@ _SIGNS: Final = {
     "mvapich": ("HYDRA", "mvapich"),
     "impi": ("Intel(R) MPI",),
 }
+_HYDRA: Final = ("mpich", "mvapich", "impi")
+_LAST: Final = "NEOX_NOBODY_NEEDS_THIS"
 # Ranks bind no cores: their threads would all share the core of their process.
 _OWN_SETTINGS: Final = {
     "mvapich": {"MV2_ENABLE_AFFINITY": "0", "MV2_SUPPORT_DL": "1"},
@@ -29,8 +31,18 @@ _OWN_SETTINGS: Final = {
 }
 
 
+def environment_of_launcher(plan: LaunchPlan, env: Mapping[str, str]) -> dict[str, str]:
+    """All of the environment in which the launcher itself runs, ``env`` being this process's."""
+    found = {**env, **launcher_environment(plan)}
+    if plan.launcher in _HYDRA:
+        # With -genvlist, MPICH 4.0.2 keeps the last variable of its own environment from other hosts.
+        found.pop(_LAST, None)
+        found[_LAST] = "1"
+    return found
+
+
 def launcher_environment(plan: LaunchPlan) -> dict[str, str]:
-    """The variables that the launcher itself needs, and hands on to the ranks."""
+    """The variables that the launcher hands on to the ranks."""
     own = _OWN_SETTINGS.get(plan.launcher, {})
     # Where Slurm is to choose the hosts, the ranks find out which is the first.
     place = {"MASTER_ADDR": plan.address} if plan.address else {}
@@ -61,8 +73,7 @@ def _hydra(plan: LaunchPlan, names: list[str]) -> list[str]:
     hosts = ",".join(share.host for share in plan.hosts)
     return [
         *("mpirun", "-n", str(plan.ranks), "-ppn", str(plan.hosts[0].ranks)),
-        # MPICH 4.0 forgets the last one of the list on other hosts, so one stands there twice.
-        *("-hosts", hosts, *plan.launcher_args, "-genvlist", ",".join([*names, names[-1]])),
+        *("-hosts", hosts, *plan.launcher_args, "-genvlist", ",".join(names)),
     ]
 
 

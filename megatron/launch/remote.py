@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import IO, Any, Final
 
-from megatron.launch.commands import check_launcher, launcher_command, launcher_environment
+from megatron.launch.commands import check_launcher, environment_of_launcher, launcher_command
 from megatron.launch.pdsh import (
     clean_up,
     pdsh_command,
@@ -32,6 +32,8 @@ from megatron.runtime.signals import handled
 _GRACE: Final = 25.0
 # Seconds between the polite stop of what is left and its end by force.
 _FORCE: Final = 20.0
+# Seconds that an MPI launcher or srun gets to end all by itself at the second Ctrl-C.
+_TERM: Final = 8.0
 _LOOK: Final = 0.2
 _ENDED = re.compile(r"pdsh@\S+: (\S+): ssh exited with exit code (\d+)")
 
@@ -50,18 +52,25 @@ def _run_launcher(plan: LaunchPlan) -> int:
     """Open MPI, MPICH and Slurm pass signals on and end all ranks when one fails, by themselves."""
     process = subprocess.Popen(
         launcher_command(plan),
-        env={**os.environ, **launcher_environment(plan)},
+        env=environment_of_launcher(plan, os.environ),
         start_new_session=True,
         preexec_fn=partial(end_with_parent, signal.SIGUSR1),
     )
+
+    force = threading.Timer(_TERM, process.kill)
+    force.daemon = True
 
     def stop(number: signal.Signals, times: int) -> None:
         # The launchers pass SIGUSR1 on to all ranks, which save and stop; SIGTERM they would turn into
         # the end of the job.
         process.send_signal(signal.SIGUSR1 if times == 1 else signal.SIGTERM)
+        if times == 2:
+            # MPICH's only passes that on. Its helpers on the hosts end the ranks when it is gone.
+            force.start()
 
     with _stops_passed_on(stop):
         status = _wait(process)
+    force.cancel()
     if status:
         sys.stdout.flush()
         sys.stderr.write(f"deepy.py: {plan.launcher} ended with status {status}\n")

@@ -1,4 +1,4 @@
-"""Protects that a stop reaches all ranks on both hosts, by every launcher, and a second one ends them."""
+"""Protects that a stop reaches every rank, through every launcher, and a second one ends them."""
 
 from __future__ import annotations
 

@@ -9,7 +9,12 @@ import pytest
 
 from megatron.errors import LaunchError
 from megatron.launch.carried import carried_variables, read_env_file
-from megatron.launch.commands import check_launcher, launcher_command, launcher_environment
+from megatron.launch.commands import (
+    check_launcher,
+    environment_of_launcher,
+    launcher_command,
+    launcher_environment,
+)
 from megatron.launch.dry_run import dry_run_page
 from megatron.launch.hosts import ANY_HOST, Share
 from megatron.launch.job import JOB, PID, job_text, take_job
@@ -64,6 +69,14 @@ def test_mpi_and_slurm(launcher: str, start: str) -> None:
     assert " ".join(command).startswith(start)
     assert tuple(command[-5:]) == PLAN.command
     assert launcher_environment(plan)["MASTER_PORT"] == "29500"
+
+
+def test_the_last_variable_of_mpichs_environment_is_nobodys() -> None:
+    """Its process manager keeps that one from the ranks on other hosts."""
+    env = environment_of_launcher(replace(PLAN, launcher="mpich"), {"HOME": "/h"})
+    assert list(env) == ["HOME", "A", "WANDB_API_KEY", "MASTER_ADDR", "MASTER_PORT", list(env)[-1]]
+    again = environment_of_launcher(replace(PLAN, launcher="mpich"), dict(reversed(env.items())))
+    assert list(again)[-1] == list(env)[-1]
 
 
 def test_slurm_may_choose_the_hosts() -> None:

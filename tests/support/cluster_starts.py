@@ -58,9 +58,10 @@ def mpi_of(cluster: Cluster, launcher: str) -> dict[str, str]:
         pytest.skip(reason)
     folder = cluster.shared / program
     folder.mkdir(exist_ok=True)
-    # No link: MPICH's looks for its other programs where it was called.
-    (folder / "mpirun").write_text(f'#!/bin/sh\nexec {shutil.which(program)} "$@"\n')
-    (folder / "mpirun").chmod(0o755)
+    # MPICH's looks for its helper where it was called.
+    for name, target in (("mpirun", program), ("hydra_pmi_proxy", "hydra_pmi_proxy")):
+        if not (folder / name).is_symlink():
+            (folder / name).symlink_to(shutil.which(target) or "/missing")
     as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return {"PATH": f"{folder}:{sys.prefix}/bin:/usr/bin:/bin"} | as_root
 
