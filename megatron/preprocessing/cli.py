@@ -111,6 +111,15 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add_input_arguments(parser)
+    _add_text_arguments(parser)
+    _add_tokenizer_arguments(parser)
+    _add_output_arguments(parser)
+    _add_runtime_arguments(parser)
+    return parser
+
+
+def _add_text_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is done with lines and texts."""
     parser.add_argument(
         "--num-docs",
         type=int,
@@ -130,6 +139,10 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--ftfy", action="store_true", help="mend garbled text with the optional package ftfy"
     )
+
+
+def _add_tokenizer_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which tokenizer, and its files."""
     group = parser.add_argument_group("tokenizer")
     group.add_argument(
         "--tokenizer-type", required=True, metavar="TYPE", help=f"{', '.join(TOKENIZER_TYPES)}"
@@ -146,6 +159,10 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="end each document with the end-of-document token",
     )
+
+
+def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
+    """Where the token files go, and their form."""
     group = parser.add_argument_group("output")
     group.add_argument(
         "--output-prefix",
@@ -171,6 +188,10 @@ def parser() -> argparse.ArgumentParser:
         "and settings has left in OUTPUT-PREFIX.partial. Finished files of the same names are replaced "
         "either way, once the new ones are whole",
     )
+
+
+def _add_runtime_arguments(parser: argparse.ArgumentParser) -> None:
+    """How the work is shared out; the files do not depend on it."""
     group = parser.add_argument_group("runtime")
     group.add_argument(
         "--workers",
@@ -201,7 +222,6 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help="documents between two looks of the progress bar (default: 100)",
     )
-    return parser
 
 
 def settings_from(parsed: argparse.Namespace) -> PreprocessSettings:

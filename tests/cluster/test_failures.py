@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,16 +15,10 @@ import pytest
 
 from megatron.checkpointing.folders import read_latest
 from megatron.checkpointing.manifest import differences, read_manifest
-from tests.support.cluster import MPI_PACKAGES, Cluster, reason_not_to_run
+from tests.support.cluster import Cluster
 from tests.support.cluster_host import Job
-from tests.support.cluster_runs import (
-    PATIENCE,
-    ends,
-    folder_with_tokens,
-    process_of_rank,
-    torchrun,
-    write_config,
-)
+from tests.support.cluster_runs import PATIENCE, ends, process_of_rank, torchrun
+from tests.support.cluster_starts import deepy, folder_for_run, mpi_of
 from tests.support.doors import ROOT
 from tests.support.tiny import metrics
 
@@ -73,16 +66,15 @@ class End:
 
 def prepare(cluster: Cluster, name: str) -> Path:
     """A folder for runs that save again and again and would never end."""
-    folder = folder_with_tokens(cluster, name)
-    write_config(
-        folder / "run.yml",
+    folder = folder_for_run(
+        cluster,
+        name,
         train_iters=100_000,
         eval_interval=100_000,
         checkpoint_factor=3,
         keep_last_n_checkpoints=2,
     )
     (folder / "train.py").write_text(SCRIPT)
-    (folder / "hosts").write_text("node1 slots=2\nnode2 slots=2\n")
     return folder
 
 
@@ -90,14 +82,13 @@ def by_torchrun(cluster: Cluster, folder: Path) -> dict[int, Job]:
     return torchrun(cluster, "--config-file", "run.yml", cwd=folder, script=folder / "train.py")
 
 
-def by_pdsh(cluster: Cluster, folder: Path, *options: str) -> dict[int, Job]:
-    command = [sys.executable, ROOT / "deepy.py", "--hostfile", "hosts", "train.py", "run.yml"]
-    return {1: cluster.on(1, [*command, *options], cwd=folder)}
+def by_pdsh(cluster: Cluster, folder: Path) -> dict[int, Job]:
+    return {1: deepy(cluster, folder, "--hostfile", "hosts")}
 
 
 def by_mpirun(cluster: Cluster, folder: Path) -> dict[int, Job]:
-    arguments = "launcher_args=--allow-run-as-root"
-    return by_pdsh(cluster, folder, "--set", "launcher=openmpi", "--set", arguments)
+    options = ("--launcher", "openmpi", "--hostfile", "hosts")
+    return {1: deepy(cluster, folder, *options, env=mpi_of(cluster, "openmpi"))}
 
 
 def steps(folder: Path) -> int:
@@ -236,8 +227,6 @@ def test_a_signal_to_the_start(cluster: Cluster, folder: Path, number: signal.Si
     ("start", "program"), [(by_pdsh, "deepy.py"), (by_pdsh, "pdsh"), (by_mpirun, "deepy.py")]
 )
 def test_the_start_is_killed(cluster: Cluster, folder: Path, start: Start, program: str) -> None:
-    if start is by_mpirun and (reason := reason_not_to_run(MPI_PACKAGES)):
-        pytest.skip(reason)
     jobs = train(cluster, folder, start)
     (pid,) = [
         pid

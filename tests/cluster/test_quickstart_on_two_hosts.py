@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.cluster import Cluster
 from tests.support.cluster_runs import PATIENCE
-from tests.support.cluster_starts import DEEPY, is_as_on_one_host
+from tests.support.cluster_starts import deepy, is_as_on_one_host, write_hostfile
 from tests.support.doors import ROOT, doors
 from tools.quickstart import quickstart
 
@@ -37,9 +37,9 @@ def test_it_trains_alike(cluster: Cluster) -> None:
     for done in doors(4, "train.py", str(quickstart.CONFIG), *SET, folder=one):
         assert done.status == 0, done.all
     prepare(two)
-    (two / "hosts").write_text("node1 slots=2\nnode2 slots=2\n")
-    command = [sys.executable, DEEPY, "--hostfile", "hosts", "train.py", quickstart.CONFIG, *SET]
-    done = cluster.run(1, command, cwd=two, timeout=PATIENCE)
+    write_hostfile(two)
+    config = str(quickstart.CONFIG)
+    done = deepy(cluster, two, "--hostfile", "hosts", config=config, own=SET).wait(PATIENCE)
     assert done.status == 0, done.all
     is_as_on_one_host(two / quickstart.RUN, one / quickstart.RUN)
     assert cluster.left_after(10) == {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from tests.support.cluster_runs import (
     write_config,
 )
 from tests.support.tiny import write_tokens
+from tests.support.watching import again_and_again
 
 pytestmark = pytest.mark.cluster
 
@@ -31,21 +31,14 @@ STORE = Path("data/index_store")
 def builders_seen(*stores: Path) -> Iterator[list[set[str]]]:
     """The names of the folders that builders work in, in each store, while the block runs."""
     seen: list[set[str]] = [set() for _ in stores]
-    ended = threading.Event()
 
-    def watch() -> None:
-        while not ended.wait(0.002):
-            for store, names in zip(stores, seen, strict=True):
-                if store.is_dir():
-                    names |= {path.name for path in store.iterdir() if ".build-" in path.name}
+    def look() -> None:
+        for store, names in zip(stores, seen, strict=True):
+            if store.is_dir():
+                names |= {path.name for path in store.iterdir() if ".build-" in path.name}
 
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
+    with again_and_again(look, 0.002):
         yield seen
-    finally:
-        ended.set()
-        thread.join()
 
 
 def manifests(store: Path) -> dict[str, object]:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.cluster import Cluster
 from tests.support.cluster_host import Job
-from tests.support.cluster_starts import DEEPY, SECRET, folder_for_run, mpi_of
+from tests.support.cluster_starts import deepy, folder_for_run, mpi_of
 
 pytestmark = pytest.mark.cluster
 
@@ -58,10 +58,8 @@ def wait_until_ranks_say(folder: Path, what: str, job: Job, seconds: float = 60)
 
 def started(cluster: Cluster, folder: Path, launcher: str, env: dict[str, str], *own: str) -> Job:
     (folder / "rank.py").write_text(RANK)
-    options = ["--launcher", launcher, "--hostfile", "hosts"]
-    job = cluster.on(
-        1, ["python", DEEPY, *options, "rank.py", "run.yml", *own], cwd=folder, env=SECRET | env
-    )
+    options = ("--launcher", launcher, "--hostfile", "hosts")
+    job = deepy(cluster, folder, *options, script="rank.py", own=own, env=env)
     wait_until_ranks_say(folder, "runs", job)
     return job
 

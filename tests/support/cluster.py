@@ -20,13 +20,13 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from tests.support.cluster_host import INTERFACE, MARKER, NETWORK, Host, Job, kill_all
 from tests.support.doors import Done, is_running
+from tests.support.undone import Undone
+from tests.support.watching import words_of
 
 PACKAGES: Final = {
     "sshd": "openssh-server",
@@ -68,7 +68,7 @@ def reason_not_to_run(packages: Mapping[str, str] = PACKAGES) -> str | None:
     return None
 
 
-class Cluster:
+class Cluster(Undone):
     """The bench, from ``__enter__`` to ``__exit__``. Hosts are numbered 1 and 2.
 
     Attributes:
@@ -79,10 +79,10 @@ class Cluster:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.base = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_PLACE))
         self.shared, self.private = self.base / "shared", self.base / "private"
         self.hosts: dict[int, Host] = {}
-        self._undo = ExitStack()
 
     @property
     def names(self) -> list[str]:
@@ -92,24 +92,8 @@ class Cluster:
     def addresses(self) -> list[str]:
         return [host.address for host in self.hosts.values()]
 
-    def __enter__(self) -> Cluster:
-        self._undo.callback(shutil.rmtree, self.base, ignore_errors=True)
-        try:
-            self._set_up()
-        except BaseException:
-            self._undo.close()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._undo.close()
-
     def _set_up(self) -> None:
+        self._undo.callback(shutil.rmtree, self.base, ignore_errors=True)
         remove_leftovers()
         (self.base / "owner").write_text(json.dumps(_identity(os.getpid())))
         for name in ("shared", "private", "ssh", "said"):
@@ -254,18 +238,13 @@ def _marked(base: Path) -> list[int]:
     word = f"{MARKER}={base}".encode()
     found = []
     for entry in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            variables = Path(f"/proc/{entry}/environ").read_bytes().split(b"\0")
-        except OSError:  # gone meanwhile
-            continue
-        if word in variables and is_running(int(entry)):
+        if word in (words_of(int(entry), "environ") or ()) and is_running(int(entry)):
             found.append(int(entry))
     return found
 
 
 def _command_line(pid: int) -> str:
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
+    words = words_of(pid, "cmdline")
+    if words is None:
         return "(gone)"
     return " ".join(word.decode(errors="replace") for word in words).strip()

@@ -15,6 +15,7 @@ from tests.support.cluster_host import Job
 from tests.support.doors import ROOT, Done
 from tests.support.ranks import free_port
 from tests.support.tiny import tiny_config, write_tokens
+from tests.support.watching import words_of
 
 TRAIN = ROOT / "train.py"
 # Longer than any of these runs takes.
@@ -84,11 +85,7 @@ def process_of_rank(cluster: Cluster, rank: int) -> int:
     """The process (number of this machine) that is this rank of what runs on the bench."""
     found = []
     for pid in cluster.processes():
-        try:
-            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        except OSError:  # gone meanwhile
-            continue
-        if f"RANK={rank}".encode() in variables:
+        if f"RANK={rank}".encode() in (words_of(pid, "environ") or ()):
             found.append(pid)
     # A rank's own children, such as workers of a loader, have its variables too.
     parents = {pid: os.stat(f"/proc/{pid}").st_ctime for pid in found}

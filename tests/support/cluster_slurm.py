@@ -13,14 +13,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from tests.support.cluster import Cluster
 from tests.support.cluster_host import Job
 from tests.support.doors import Done
+from tests.support.undone import Undone
 
 _CPUS: Final = 4  # that each node says it has
 # Slurm wants a file system here even when it constrains nothing.
@@ -61,7 +60,7 @@ PartitionName=debug Nodes=node1,node2 Default=YES State=UP OverSubscribe=YES Max
 """
 
 
-class Slurm:
+class Slurm(Undone):
     """A Slurm of two nodes, from ``__enter__`` to ``__exit__``.
 
     Attributes:
@@ -69,26 +68,10 @@ class Slurm:
     """
 
     def __init__(self, cluster: Cluster) -> None:
+        super().__init__()
         self._cluster = cluster
         self._base = cluster.base / "slurm"
         self.env = {"SLURM_CONF": str(self._base / "slurm.conf")}
-        self._undo = ExitStack()
-
-    def __enter__(self) -> Slurm:
-        try:
-            self._set_up()
-        except BaseException:
-            self._undo.close()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._undo.close()
 
     def _set_up(self) -> None:
         self._write_files()

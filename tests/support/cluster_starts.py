@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from tests.support.cluster_host import Job
 from tests.support.cluster_runs import folder_with_tokens, write_config
 from tests.support.doors import ROOT
 from tests.support.tiny import series
+from tests.support.watching import again_and_again, words_of
 
 DEEPY: Final = ROOT / "deepy.py"
 SERIES: Final = ("train/lm_loss", "train/grad_norm", "train/learning_rate", "validation/lm_loss")
@@ -34,16 +34,27 @@ _VALUE: Final = SECRET["OUR_PASSWORD"].encode()
 def folder_for_run(cluster: Cluster, name: str, **changes: Any) -> Path:
     """A new folder that both hosts see, with tokens, ``run.yml`` and a hostfile ``hosts`` of 2 + 2 slots."""
     folder = folder_with_tokens(cluster, name)
-    (folder / "hosts").write_text("node1 slots=2\nnode2 slots=2\n")
+    write_hostfile(folder)
     write_config(folder / "run.yml", launch_env=list(SECRET), **changes)
     return folder
 
 
+def write_hostfile(folder: Path) -> None:
+    """The file ``hosts``, of 2 + 2 slots."""
+    (folder / "hosts").write_text("node1 slots=2\nnode2 slots=2\n")
+
+
 def deepy(
-    cluster: Cluster, folder: Path, *launcher: str, env: Mapping[str, str] | None = None
+    cluster: Cluster,
+    folder: Path,
+    *launcher: str,
+    script: str = "train.py",
+    config: str = "run.yml",
+    own: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
 ) -> Job:
-    """``./deepy.py [launcher options] train.py run.yml`` on the first host."""
-    command = [sys.executable, DEEPY, *launcher, "train.py", "run.yml"]
+    """``./deepy.py [launcher options] train.py run.yml [own options]`` on the first host."""
+    command = [sys.executable, DEEPY, *launcher, script, config, *own]
     return cluster.on(1, command, cwd=folder, env=SECRET | dict(env or {}))
 
 
@@ -92,33 +103,25 @@ class Seen:
 @contextmanager
 def watched(cluster: Cluster) -> Iterator[Seen]:
     """Look at all processes of both hosts, and for the agents' files, again and again during the block."""
-    seen, ended = Seen(), threading.Event()
+    seen = Seen()
 
-    def watch() -> None:
-        while not ended.wait(0.04):
-            for number, host in cluster.hosts.items():
-                for pid in host.processes():
-                    _look_at(pid, f"node{number}", seen)
-                for path in host.path("/tmp").glob("deepy-*/job.json"):
-                    _note_mode(path, seen.modes.setdefault(f"node{number}", set()))
+    def look() -> None:
+        for number, host in cluster.hosts.items():
+            for pid in host.processes():
+                _look_at(pid, f"node{number}", seen)
+            for path in host.path("/tmp").glob("deepy-*/job.json"):
+                _note_mode(path, seen.modes.setdefault(f"node{number}", set()))
 
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
+    with again_and_again(look, 0.04):
         yield seen
-    finally:
-        ended.set()
-        thread.join()
 
 
 def _look_at(pid: int, host: str, seen: Seen) -> None:
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes()
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:  # gone meanwhile
+    words, variables = words_of(pid, "cmdline"), words_of(pid, "environ")
+    if words is None or variables is None:
         return
-    if _VALUE in words:
-        seen.shown.add(words.replace(b"\0", b" ").decode(errors="replace"))
+    if any(_VALUE in word for word in words):
+        seen.shown.add(b" ".join(words).decode(errors="replace"))
     if not any(_VALUE in variable for variable in variables):
         return
     for variable in variables:
