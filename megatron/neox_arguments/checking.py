@@ -15,7 +15,7 @@ from megatron.neox_arguments.groups import check_groups, report
 from megatron.neox_arguments.known_keys import RUNTIME
 from megatron.neox_arguments.merging import COMMAND_LINE, Merged, same_value
 from megatron.neox_arguments.problems import Place, Problems, shown
-from megatron.neox_arguments.registry import FIELDS, FieldSpec, suggestion
+from megatron.neox_arguments.registry import FIELDS, KNOWN_KEYS, FieldSpec, meant_key, suggestion
 from megatron.neox_arguments.secrets import refuse_secrets
 from megatron.neox_arguments.shorthands import fold_shorthands
 from megatron.neox_arguments.typed import Ignored, Mismatch, choices_of, convert
@@ -54,7 +54,7 @@ def check_values(merged: Merged, problems: Problems) -> Checked:
         if key in RUNTIME:
             _check_runtime_value(key, merged, checked, problems)
         elif key not in FIELDS:
-            problems.add(key, f"unknown key; {suggestion(key)}", merged.place((key,)))
+            _say_unknown(key, merged, problems)
         elif FIELDS[key].mark is None:
             _check_field(key, merged, checked, problems)
         else:
@@ -67,6 +67,25 @@ def check_values(merged: Merged, problems: Problems) -> Checked:
     if checked.values.get("max_position_embeddings") is None and "seq_length" in checked.values:
         checked.values["max_position_embeddings"] = checked.values["seq_length"]
     return checked
+
+
+def _say_unknown(key: str, merged: Merged, problems: Problems) -> None:
+    """A key that is not there; of a group of known keys, what each of them is called here."""
+    value = merged.values[key]
+    inner: dict[str, str | None] = {}
+    if isinstance(value, dict) and meant_key(key) is None:
+        inner = {name: meant_key(f"{key}_{name}") or meant_key(name) for name in value}
+    if not any(inner.values()):
+        problems.add(key, f"unknown key; {suggestion(key)}", merged.place((key,)))
+        return
+    for name, meant in inner.items():
+        if name in KNOWN_KEYS:
+            text = "it is a key of its own here: write it at the top level"
+        else:
+            text = (
+                f"unknown key; did you mean {meant}, at the top level?" if meant else "unknown key"
+            )
+        problems.add(f"{key}.{name}", text, merged.place((key, name)))
 
 
 def _check_marked(

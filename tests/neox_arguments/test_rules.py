@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -268,6 +269,20 @@ def test_a_mistyped_required_key_is_not_missing_too() -> None:
     )
 
 
+def test_keys_in_a_group_that_is_none_say_where_they_stand() -> None:
+    said = refusal(mup={"use_mup": True, "attn-temperatur": 2, "xyz": 3})
+    assert said.splitlines()[1:] == [
+        "  mup.use_mup: it is a key of its own here: write it at the top level",
+        "  mup.attn_temperatur: unknown key; did you mean mup_attn_temp, at the top level?",
+        "  mup.xyz: unknown key",
+    ]
+    # A group that there is, in other words.
+    assert refusal(checkpont={"use_node_local_storage": True}) == (
+        "checkpont: unknown key; did you mean checkpoint?"
+    )
+    assert refusal(xyz={"abc": 1}).startswith("xyz: unknown key; configs/")
+
+
 def test_rules_and_types_come_together() -> None:
     lines = refusal(num_kv_heads=3, seed="x", autotuning={"enabled": True}).splitlines()
     assert len(lines) == 4
@@ -406,21 +421,45 @@ def test_plain_width() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "more", "text"),
     [
         # Fewer key/value heads than ranks, of tensor or of context parallelism.
-        {"model_parallel_size": 8, "num_attention_heads": 8, "num_kv_heads": 2},
-        {"context_parallel_size": 4, "num_attention_heads": 8, "num_kv_heads": 2},
+        (
+            {"model_parallel_size": 8, "num_attention_heads": 8, "num_kv_heads": 2},
+            {"model_parallel_size": 7},
+            "model_parallel_size: 7 ranks cannot share",
+        ),
+        (
+            {"context_parallel_size": 4, "num_attention_heads": 8, "num_kv_heads": 2},
+            {"context_parallel_size": 3},
+            "context_parallel_size: 3 ranks cannot share",
+        ),
         # Only sequence_parallel has the ranks of both share the tokens.
-        {"context_parallel_size": 2, "model_parallel_size": 2, "seq_length": 6},
-        {"precision": "bfloat16", "data_types": {"grad_accum_dtype": "fp32"}},
-        {"rotary_scaling": "linear", "rotary_scaling_factor": 1},
+        (
+            {"context_parallel_size": 2, "model_parallel_size": 2, "seq_length": 6},
+            {"sequence_parallel": True},
+            "context_parallel_size: 4 ranks .* cannot share seq_length 6",
+        ),
+        (
+            {"precision": "bfloat16", "data_types": {"grad_accum_dtype": "fp32"}},
+            {"data_types": {"grad_accum_dtype": "fp16"}},
+            "data_types.grad_accum_dtype: gradients of a model in bfloat16 cannot be added up in fp16",
+        ),
+        (
+            {"rotary_scaling": "linear", "rotary_scaling_factor": 1},
+            {"rotary_scaling_factor": 0.99},
+            "rotary_scaling_factor: 0.99 is below 1",
+        ),
     ],
     ids=str,
 )
-def test_what_just_fits_is_accepted(changes: dict[str, Any]) -> None:
-    args = NeoXArgs.from_dict(small(**changes))
-    assert args.flat() != NeoXArgs.from_dict(small()).flat()
+def test_what_just_fits_is_accepted(
+    changes: dict[str, Any], more: dict[str, Any], text: str
+) -> None:
+    """As it is written; one step more is refused."""
+    values = NeoXArgs.from_dict(small(**changes)).flat()
+    assert {key: values[key] for key in changes} == changes
+    assert re.search(text, refusal(**(changes | more)))
 
 
 @pytest.mark.parametrize(
