@@ -23,6 +23,7 @@ from megatron.runtime.world import World
 from megatron.training.forward import logits_of
 from tests.support.models import SINGLE, off_by, tiny_args, tiny_model
 from tests.support.ranks import run_ranks
+from tools.benchmarks.measuring import kept_for_backward
 
 LOUD = {"init_method": "small_init", "output_layer_init_method": "small_init"}
 APART = Boundaries(reset_position_ids=True, reset_attention_mask=True)
@@ -78,16 +79,7 @@ def kept_bytes(case: Case, groups: ParallelGroups) -> int:
     """Bytes of what the forward pass keeps for the backward pass, weights left out."""
     model = tiny_model(64, groups=groups, **case.changes)
     batch = batch_of(case).part_of_sequences(groups.place.context, groups.grid.context)
-    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    kept: dict[int, int] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with kept_for_backward(model) as kept:
         logits = logits_of(model, batch, 0)
     assert logits.requires_grad
     return sum(kept.values())

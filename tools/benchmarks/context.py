@@ -28,8 +28,12 @@ from megatron.losses import loss_sum  # noqa: E402
 from megatron.model import GPT2Model  # noqa: E402
 from megatron.mpu import ParallelGroups  # noqa: E402
 from megatron.neox_arguments.sections import ModelArgs  # noqa: E402
-from megatron.runtime.ports import free_port  # noqa: E402
 from megatron.runtime.process import end_process, start_process  # noqa: E402
+from tools.benchmarks.measuring import (  # noqa: E402
+    environments_of_ranks,
+    kept_for_backward,
+    own_memory,
+)
 
 MIB = 2**20
 VOCABULARY = 512
@@ -44,24 +48,9 @@ class Found:
     seconds: float
 
 
-def peak_mib() -> float:
-    """The most memory that this process has had at a time."""
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    return int(status.split("VmHWM:")[1].split()[0]) / 1024
-
-
 def step(model: GPT2Model, tokens: Tensor, labels: Tensor) -> float:
     """Forward and backward; MiB that were kept in between."""
-    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    kept: dict[int, int] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with kept_for_backward(model) as kept:
         loss = loss_sum(model(tokens), labels, torch.ones_like(labels).bool(), model.groups)
     torch.autograd.backward(loss)
     return sum(kept.values()) / MIB
@@ -83,9 +72,10 @@ def measure(asked: argparse.Namespace) -> Found:
     part = asked.seq_length // world.size
     tokens = torch.arange(part).remainder(VOCABULARY).unsqueeze(0)
     step(model, tokens[:, : max(1, 64 // world.size)], tokens[:, : max(1, 64 // world.size)])
-    before, started = peak_mib(), time.perf_counter()
+    before, started = own_memory("VmHWM"), time.perf_counter()
     kept = step(model, tokens, tokens)
-    found = Found(kept, peak_mib() - before, time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    found = Found(kept, (own_memory("VmHWM") - before) / MIB, seconds)
     worst = max(world.all_gather(found), key=lambda one: one.kept)
     end_process()
     return worst
@@ -93,16 +83,14 @@ def measure(asked: argparse.Namespace) -> Found:
 
 def in_a_world(size: int, asked: argparse.Namespace) -> Found:
     flags = ["--seq-length", str(asked.seq_length), "--hidden-size", str(asked.hidden_size)]
-    common = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
-    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port("127.0.0.1"))}
     processes = [
         subprocess.Popen(
             [sys.executable, __file__, "--rank", *flags],
-            env=os.environ | common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            env=os.environ | environment,
             stdout=subprocess.PIPE,
             text=True,
         )
-        for rank in range(size)
+        for environment in environments_of_ranks(size)
     ]
     said = [process.communicate()[0] for process in processes]
     if any(process.returncode for process in processes):

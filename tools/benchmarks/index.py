@@ -28,6 +28,7 @@ from megatron.data.sample_dataset import SampleDataset  # noqa: E402
 from megatron.data.splits import SampleCounts  # noqa: E402
 from megatron.neox_arguments.sections.data import DataArgs  # noqa: E402
 from megatron.runtime.world import World  # noqa: E402
+from tools.benchmarks.measuring import own_memory  # noqa: E402
 
 Packing = Literal["packed", "unpacked", "pack_until_overflow"]
 SEQ_LENGTH = 2048
@@ -60,11 +61,11 @@ def build(prefix: Path, documents: int, tokens: int, packing: Packing) -> str:
     with open(f"{prefix}.bin", "wb") as file:
         file.truncate(size)
     samples = 3 * (size // 2) // SEQ_LENGTH - 1
-    before = resident()
+    before = own_memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     start = time.perf_counter()
     dataset = open_training_split(prefix, samples, packing)
-    seconds, growth = time.perf_counter() - start, peak() - before
+    seconds, growth = time.perf_counter() - start, own_memory("VmHWM") - before
     written = sum(path.stat().st_size for path in dataset.maps.folder.glob("*.npy"))
     del dataset
     start = time.perf_counter()
@@ -75,19 +76,6 @@ def build(prefix: Path, documents: int, tokens: int, packing: Packing) -> str:
         f"+{growth / 1e6:,.0f} MB for {written / 1e6:,.0f} MB of output ({growth / written:.2f} x); warm "
         f"start {warm:.3f} s"
     )
-
-
-def resident() -> int:
-    return _status("VmRSS:")
-
-
-def peak() -> int:
-    return _status("VmHWM:")
-
-
-def _status(name: str) -> int:
-    text = Path("/proc/self/status").read_text()
-    return int(text.split(name)[1].split()[0]) * 1024
 
 
 def read(prefix: Path, tokens: int, reads: int) -> str:

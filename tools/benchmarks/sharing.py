@@ -32,8 +32,8 @@ from megatron.data.indexed_dataset import (  # noqa: E402
 )
 from megatron.data.node_memory import hold_in_memory  # noqa: E402
 from megatron.runtime.parent import end_with_parent  # noqa: E402
-from megatron.runtime.ports import free_port  # noqa: E402
 from megatron.runtime.process import start_process  # noqa: E402
+from tools.benchmarks.measuring import environments_of_ranks  # noqa: E402
 
 WORKERS = 2
 DOCUMENT = 5_000  # tokens
@@ -86,21 +86,15 @@ class Ranks:
     """The processes of one node, killed at the end of a `with` block."""
 
     def __init__(self, count: int, prefix: Path, impl: str) -> None:
-        common = {
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_port("127.0.0.1")),
-            "OMP_NUM_THREADS": "1",
-        }
-        sizes = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
         self.processes = [
             subprocess.Popen(
                 [sys.executable, __file__, "--rank", str(prefix), "--impl", impl],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                env=os.environ | common | sizes | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                env=os.environ | environment,
             )
-            for rank in range(count)
+            for environment in environments_of_ranks(count)
         ]
 
     def __enter__(self) -> Ranks:
