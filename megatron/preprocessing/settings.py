@@ -24,7 +24,7 @@ class PreprocessSettings:
     """What to tokenize, how, and where to.
 
     Attributes:
-        inputs: files with one JSON object a line, plain or zstandard.
+        inputs: files of the kinds that :data:`~megatron.preprocessing.formats.ACCEPTED_ENDINGS` names.
         output_prefix: the files are ``{output_prefix}_{key}_document.bin`` and ``.idx``.
         tokenizer_type, vocab_file, merge_file: see :func:`megatron.tokenizer.build_tokenizer`.
         jsonl_keys: the keys that hold text; each gets files of its own.

@@ -41,7 +41,7 @@ class TokenizerTrainingSettings:
     """What to learn from, and what to make.
 
     Attributes:
-        inputs: files with one JSON object a line, plain or zstandard.
+        inputs: files with one JSON object a line, plain or compressed, or prose.
         output: the `tokenizer.json` to write; its folder is made.
         vocab_size: entries of the vocabulary; the end-of-document token has id 0.
         jsonl_keys: the keys that hold text; all are learnt from.

@@ -27,8 +27,8 @@ from megatron.tokenizer.byte_level import FastBytePairs, NotFast, OtherIds, fast
 from megatron.tokenizer.long_texts import groups, may_be_cut, pieces
 from megatron.tokenizer.vocab_files import fingerprint, parse_json_object, read_bytes
 
-# In this order the first that the vocabulary holds ends a document; GPT-NeoX knows the first only.
 _TIKTOKEN = "tiktoken's engine"
+# In this order the first that the vocabulary holds ends a document; GPT-NeoX knows the first only.
 _EOD_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 _PAD_TOKENS = ("<|padding|>", "<pad>", "[PAD]")
 

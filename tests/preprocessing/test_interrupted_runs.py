@@ -136,13 +136,13 @@ def test_the_files_are_the_same_wherever_a_run_stopped(
 def test_the_counts_are_those_of_both_runs(interrupts: Interrupts) -> None:
     def counts(report: Report) -> tuple[object, ...]:
         file = report.files[0]
-        return file.documents, file.tokens, file.empty, report.text_bytes
+        return file.documents, file.tokens, file.empty, report.tally.text_bytes
 
     whole = preprocess(settings("whole"))
     interrupts.run(20, settings("a"))
     resumed = preprocess(settings("a"))
     assert counts(resumed) == counts(whole)
-    assert 0 < resumed.resumed < resumed.text_bytes
+    assert 0 < resumed.resumed < resumed.tally.text_bytes
 
 
 def damaged(path: str, at: float) -> None:
