@@ -64,13 +64,17 @@ def replace_file(path: Path, content: bytes, *, flush: bool = True) -> None:
     after a crash of the machine: for what can be found out again.
     """
     temporary = temporary_name(path.with_name(f"{path.name}-{os.getpid()}"))
-    if not flush:
-        temporary.write_bytes(content)
+    try:
+        if flush:
+            write_file(temporary, content)
+        else:
+            temporary.write_bytes(content)
         os.replace(temporary, path)
-        return
-    write_file(temporary, content)
-    os.replace(temporary, path)
-    sync_folder(path.parent)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if flush:
+        sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

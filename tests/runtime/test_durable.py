@@ -11,7 +11,7 @@ from typing import BinaryIO
 import pytest
 import torch
 
-from megatron.runtime.durable import new_file
+from megatron.runtime.durable import new_file, replace_file
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,11 @@ def test_a_full_disk_names_the_file(tmp_path: Path, fill: Callable[[BinaryIO], o
 def test_a_fault_stays_a_fault(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="no disk"), new_file(tmp_path / "weights.pt"):
         raise RuntimeError("no disk")
+
+
+def test_what_cannot_be_put_in_place_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    for flush in (True, False):
+        with pytest.raises(IsADirectoryError):
+            replace_file(tmp_path / "there", b"content", flush=flush)
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
