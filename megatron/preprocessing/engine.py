@@ -119,7 +119,7 @@ def _run(
         len(parts),
         alone=alone,
         resumable=all(map(can_be_read_again, settings.inputs)),
-        afresh=settings.overwrite,
+        afresh=settings.afresh,
     )
     try:
         with work:

@@ -41,7 +41,7 @@ class PreprocessSettings:
         txt_separator: what stands between the documents of a .txt; None where it is one document.
         partitions: parts that the work is cut into.
         partition: the one part to do, from 0, without making the token files; None for all and them.
-        overwrite: start afresh instead of going on from what an interrupted run left.
+        afresh: start afresh instead of going on from what an interrupted run left.
     """
 
     inputs: tuple[str, ...]
@@ -63,7 +63,7 @@ class PreprocessSettings:
     txt_separator: str | None = None
     partitions: int = 1
     partition: int | None = None
-    overwrite: bool = False
+    afresh: bool = False
 
     def problems(self) -> list[str]:
         """What no run can honour, a sentence each."""

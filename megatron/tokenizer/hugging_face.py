@@ -169,20 +169,12 @@ def gpt2_bpe_tokenizer(vocab_file: Path, merge_file: Path) -> HuggingFaceTokeniz
     return _gpt2("GPT2BPETokenizer", vocab_file, merge_file, special_tokens=())
 
 
-def hf_gpt2_tokenizer(vocab_file: Path, merge_file: Path | None = None) -> HuggingFaceTokenizer:
-    """``HFGPT2Tokenizer``: GPT-2's files, read the way of `transformers`.
-
-    Args:
-        vocab_file: the `vocab.json`, or the folder that holds it.
-        merge_file: the `merges.txt`; by default the one beside the vocabulary.
+def hf_gpt2_tokenizer(vocab_file: Path, merge_file: Path) -> HuggingFaceTokenizer:
+    """``HFGPT2Tokenizer``: GPT-2's `vocab.json` and `merges.txt`, read the way of `transformers`.
 
     Raises:
         TokenizerError: a file cannot be read or is not what it should be.
     """
-    if vocab_file.is_dir():
-        vocab_file = vocab_file / "vocab.json"
-    if merge_file is None:
-        merge_file = vocab_file.parent / "merges.txt"
     special_tokens = ("<|endoftext|>", "<|padding|>")
     return _gpt2("HFGPT2Tokenizer", vocab_file, merge_file, special_tokens=special_tokens)
 
