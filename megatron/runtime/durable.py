@@ -75,7 +75,7 @@ def replace_file(path: Path, content: bytes, *, flush: bool = True) -> None:
         else:
             temporary.write_bytes(content)
         os.replace(temporary, path)
-    except BaseException:
+    except OSError:
         temporary.unlink(missing_ok=True)
         raise
     if flush:
