@@ -93,8 +93,8 @@ class IndexStore:
         """
         if self.fingerprint(data) != recipe.idx_sha256:
             raise DataError(
-                f"{index_file_path(data.prefix)}: was changed between the look at the data and the building of "
-                "its index maps\n  to do: start again when nobody writes to it"
+                f"{index_file_path(data.prefix)}: was changed between the look at the data and the "
+                "building of its index maps\n  to do: start again when nobody writes to it"
             )
         # A copy: the index file's sizes are not aligned, and gathering from them would be slow.
         sizes = data.sizes[recipe.first_document : recipe.stop_document].astype(np.int32)
