@@ -86,7 +86,16 @@ class IndexStore:
         )
 
     def build(self, recipe: IndexRecipe, data: MMapIndexedDataset, folder: Path) -> None:
-        """Fill the empty ``folder``: the arrays, flushed, and the manifest last."""
+        """Fill the empty ``folder``: the arrays, flushed, and the manifest last.
+
+        Raises:
+            DataError: ``data`` is not what the recipe was made for.
+        """
+        if self.fingerprint(data) != recipe.idx_sha256:
+            raise DataError(
+                f"{index_file_path(data.prefix)}: was changed between the look at the data and the "
+                "building of its index maps\n  to do: start again when nobody writes to it"
+            )
         # A copy: the index file's sizes are not aligned, and gathering from them would be slow.
         sizes = data.sizes[recipe.first_document : recipe.stop_document].astype(np.int32)
         if recipe.packing == "packed":

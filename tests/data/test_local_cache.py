@@ -150,6 +150,16 @@ def test_what_is_unused_for_longest_goes_first(tmp_path: Path, root: Path) -> No
     assert copies(root) == {key_1, key_3}
 
 
+def test_what_is_no_copy_is_left_alone(tmp_path: Path, root: Path) -> None:
+    first, second = several(tmp_path, 2)
+    (root / "results").mkdir(parents=True)
+    (root / "results" / "numbers").write_bytes(b"x" * 2 * COPY)
+    for prefix in (first, second):
+        have(root, prefix, limit=COPY + 400)
+    assert copies(root) == {"results", Source.of(str(second)).key}
+    assert (root / "results" / "numbers").stat().st_size == 2 * COPY
+
+
 def test_what_a_living_job_uses_stays(tmp_path: Path, root: Path) -> None:
     first, second = several(tmp_path, 2)
     limit = COPY + 2000
