@@ -25,6 +25,11 @@ def handled(
             signal.signal(number, before)
 
 
+def exit_status(returncode: int) -> int:
+    """The exit status for a process that ended with ``returncode``: 128 + number where a signal ended it."""
+    return returncode if returncode >= 0 else 128 - returncode
+
+
 class StopRequest:
     """Within ``with StopRequest() as stop:`` remembers which stop signal came.
 

@@ -230,6 +230,19 @@ def test_a_start_is_checked_as_a_start(page: Any, tmp_path: Path) -> None:
         page("train.py", "run", train_micro_batch_size_per_gpu=...)
 
 
+def test_the_hosts_of_a_start_are_counted_and_secrets_are_not_shown(
+    page: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "hosts").write_text("a slots=2\nb slots=2\n")
+    monkeypatch.setenv("WANDB_API_KEY", "geheim")
+    lines = page("train.py", "run", hostfile="hosts", train_micro_batch_size_per_gpu=1)
+    assert any(line.startswith("layout 4 ranks on 2 nodes = data 4") for line in lines)
+    environment = next(line for line in lines if line.startswith("environment"))
+    assert "WANDB_API_KEY=(not shown)" in environment
+    assert "geheim" not in "\n".join(lines)
+
+
 def test_a_shape_without_a_batch_is_fine(page: Any) -> None:
     lines = page(train_micro_batch_size_per_gpu=..., padded_vocab_size=1000)
     assert not any(line.startswith(("batch", "memory", "length")) for line in lines)
