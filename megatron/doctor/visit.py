@@ -185,6 +185,7 @@ class Visit:
             "rank": nodes.index(self._meeting.node),
             "size": len(nodes),
             "backend": backend,
+            "own_address": self._meeting.address,
         }
         patience = REDUCE_PATIENCE + 1.0
         self._step("reduce", lambda: self._torch.ask(question, patience), patience + 1.0)

@@ -79,7 +79,7 @@ def check(command: Command) -> Report:
             raise LaunchError("--deepspeed_json: there is no model in this configuration")
         return Report(json.dumps(args.deepspeed_config(ranks), indent=2) + "\n")
     page = facts_page(args, ranks=ranks, nodes=nodes, accelerators=accelerators, more=rows)
-    stops_at = list(problems_with_files(args, command.script))
+    stops_at = list(problems_with_files(args, command.script, is_start=command.names_script))
     if command.names_script and args.training.distributed_backend == "nccl" and not accelerators:
         stops_at.append(
             "distributed_backend: nccl needs GPUs, and there are none here: leave it out, which chooses by "
