@@ -15,10 +15,10 @@ from megatron.neox_arguments import NeoXArgs
 
 _PREFETCHED: Final = 2  # batches that a worker is ahead, by the loader's default
 _BATCH_ARRAYS: Final = 4  # tokens, labels, mask and positions, of eight bytes
-_WORKER_BYTES: Final = (
-    400 * 2**20
-)  # of a process with torch and numpy loaded, beside what it shares
-_RANK_BYTES: Final = 1500 * 2**20  # likewise of a rank, with DeepSpeed and libraries of the device
+# Of a process with torch and numpy loaded, beside what it shares.
+_WORKER_BYTES: Final = 400 * 2**20
+# Likewise of a rank, with DeepSpeed and libraries of the device.
+_RANK_BYTES: Final = 1500 * 2**20
 
 
 @dataclass(frozen=True)

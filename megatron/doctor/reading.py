@@ -50,7 +50,7 @@ def look(path: str, seconds: float, seed: int) -> ReadingFacts:
     pieces = list(range(0, size, _PIECE))
     random.Random(seed).shuffle(pieces)
     nbytes, start = 0, time.monotonic()
-    with _direct(path) as file:
+    with _FileOfDisk(path) as file:
         for first in pieces:
             nbytes += file.read(first)
             if time.monotonic() - start > seconds or nbytes >= _MOST:
@@ -59,7 +59,7 @@ def look(path: str, seconds: float, seed: int) -> ReadingFacts:
     return {"path": path, "nbytes": nbytes, "seconds": passed, "past_cache": file.past_cache}
 
 
-class _direct:
+class _FileOfDisk:
     """A file read past the page cache where its file system can (``O_DIRECT``), else after asking the kernel
     to forget what it has of it, which it may do in part."""
 
@@ -79,7 +79,7 @@ class _direct:
         """Bytes that were read from byte ``first`` on."""
         return os.preadv(self._descriptor, [self._buffer], first)
 
-    def __enter__(self) -> _direct:
+    def __enter__(self) -> _FileOfDisk:
         return self
 
     def __exit__(self, *_: object) -> None:
