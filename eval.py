@@ -13,6 +13,7 @@ from megatron.neox_arguments.arguments_cli import (
 from megatron.ranks import adopt_rank_variables
 from megatron.runtime.peers import watch_peers
 from megatron.runtime.process import end_process, start_process
+from megatron.runtime.roll_call import problems_are_told
 
 
 def main() -> None:
@@ -20,9 +21,10 @@ def main() -> None:
     parser = RankParser(description=__doc__)
     add_config_arguments(parser)
     add_evaluation_arguments(parser)
-    parsed = parser.parse_intermixed_args()
-    args = args_from_cli(parsed)
-    world = start_process(args.training.distributed_backend, config_hash=args.hash())
+    with problems_are_told():
+        parsed = parser.parse_intermixed_args()
+        args = args_from_cli(parsed)
+        world = start_process(args.training.distributed_backend, config_hash=args.hash())
     with watch_peers(world):
         text = run_evaluation(args, world, parsed)
         if text:

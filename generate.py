@@ -13,6 +13,7 @@ from megatron.neox_arguments.arguments_cli import (
 from megatron.ranks import adopt_rank_variables
 from megatron.runtime.peers import watch_peers
 from megatron.runtime.process import end_process, start_process
+from megatron.runtime.roll_call import problems_are_told
 from megatron.training.loading import load_trained_model
 from megatron.training.setup import build_parts
 
@@ -23,13 +24,14 @@ def main() -> None:
     adopt_rank_variables()
     parser = RankParser(description=__doc__)
     add_config_arguments(parser)
-    args = args_from_cli(parser.parse_intermixed_args())
-    world = start_process(
-        args.training.distributed_backend,
-        # In a conversation the other ranks wait for what the first one is told.
-        collective_timeout_s=A_WEEK_S,
-        config_hash=args.hash(),
-    )
+    with problems_are_told():
+        args = args_from_cli(parser.parse_intermixed_args())
+        world = start_process(
+            args.training.distributed_backend,
+            # In a conversation the other ranks wait for what the first one is told.
+            collective_timeout_s=A_WEEK_S,
+            config_hash=args.hash(),
+        )
     with watch_peers(world):
         parts = build_parts(args, world)
         model, _ = load_trained_model(args, parts)

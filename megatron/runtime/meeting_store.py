@@ -52,15 +52,23 @@ def open_store(world: World, patience_s: float) -> MeetingStore:
         LaunchError: the port is taken, the store cannot be reached, or what answers is no store.
     """
     place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if world.is_first and not is_agents:
+    if holds_store(world):
         return MeetingStore(_hold(place, patience_s))
     deadline = time.monotonic() + patience_s
     own, its = _knock(world, place, deadline, patience_s)
     store = _enter(world, (its, place[1]), deadline)
     # A restart by torchrun meets in the same store, and must not find what the attempt before has left.
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_agents else "0"
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if _is_agents() else "0"
     return MeetingStore(PrefixStore(f"attempt_{attempt}", store), own, its)
+
+
+def holds_store(world: World) -> bool:
+    """Whether the store is in this process."""
+    return world.is_first and not _is_agents()
+
+
+def _is_agents() -> bool:
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _hold(place: _Address, patience_s: float) -> Store:

@@ -4,10 +4,10 @@ A collective that waits for a rank that never came would wait for half an hour a
 rank 0 counts the signatures in the store and tells all others what has come of it::
 
     rank/<r>    how often rank r has signed in      who/<r>   its host, as JSON
-    came        ranks that have signed in           twice     who came as a rank that is there already
+    came        ranks that have signed in           problem   why a rank cannot come, or must not
     verdict     JSON: what rank 0 has found
 
-Nobody waits longer than ``patience_s``.
+Nobody waits longer than ``patience_s``, and not that long for a rank that has said why it does not come.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import count, groupby
@@ -23,14 +24,15 @@ from typing import Any, Final
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from megatron.errors import LaunchError
-from megatron.runtime.meeting_store import MeetingStore
+from megatron.errors import LaunchError, words_of
+from megatron.runtime.meeting_store import MeetingStore, holds_store, open_store
 from megatron.runtime.world import World
 
 # Seconds.
 _FIRST_PAUSE: Final = 0.005
 _LONGEST_PAUSE: Final = 0.5
 _MARGIN_S: Final = 15.0  # in which rank 0 may be later than this rank's patience
+_TELLING_S: Final = 1.0  # for the way to the store, where there is bad news alone
 _READING_S: Final = 1.0  # that the others get to read why, before the store ends with rank 0
 _MOST_SHOWN: Final = 8  # hosts in a message
 
@@ -93,12 +95,42 @@ def call_roll(world: World, meeting: MeetingStore, patience_s: float) -> Attenda
     return found
 
 
+@contextmanager
+def problems_are_told() -> Iterator[None]:
+    """An error in the block, in which this process joins its run, ends the ranks that wait for it.
+
+    Launchers end the ranks of one host. Those of other hosts would wait for one that has found its
+    configuration missing, say, as long as for one that is late.
+    """
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        if not isinstance(error, SystemExit) or error.code:
+            # At worst the others are told later that this rank is missing.
+            with suppress(LaunchError, RuntimeError):
+                _tell(World.from_env(), error)
+        raise
+
+
+def _tell(world: World, error: BaseException) -> None:
+    if world.size == 1 or "MASTER_PORT" not in os.environ or holds_store(world):
+        return
+    store = open_store(world, _TELLING_S).store
+    if store.check(["verdict"]) or store.check(["problem"]):  # the others know
+        return
+    text = f"rank {world.rank} on {world.hostname} cannot come: {words_of(error)}"
+    if world.is_first:
+        store.set("verdict", json.dumps({"problem": text}))
+    else:
+        store.set("problem", text)
+
+
 def _wait_for_all(store: Store, world: World, patience_s: float) -> str | None:
     """Rank 0: why the run cannot start; None when all have come."""
     deadline, pause = time.monotonic() + patience_s, _FIRST_PAUSE
     while store.add("came", 0) < world.size:
-        if store.check(["twice"]):
-            return store.get("twice").decode()
+        if store.check(["problem"]):
+            return store.get("problem").decode()
         if time.monotonic() > deadline:
             return _missing(store, world, patience_s)
         time.sleep(pause)
@@ -149,7 +181,7 @@ def _twice(store: Store, world: World, mine: Signature) -> str:
         "  to do: give each host its own node rank (torchrun: --node_rank), and see whether a start was "
         "made twice with the same MASTER_ADDR and MASTER_PORT"
     )
-    store.set("twice", text)
+    store.set("problem", text)
     return text
 
 

@@ -18,11 +18,11 @@ import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 import tests.support.ranks  # noqa: F401 - says what the fork server imports
-from megatron.errors import LaunchError
+from megatron.errors import DataError, NeoXError
 from megatron.runtime import process, roll_call
 from megatron.runtime.interface import choose_interface, interface_of
 from megatron.runtime.process import end_process, start_process
-from megatron.runtime.roll_call import ranges
+from megatron.runtime.roll_call import problems_are_told, ranges
 from megatron.runtime.world import World
 from tests.support.ranks import free_port
 
@@ -44,11 +44,14 @@ def come(pipe: Connection, place: Place, host: str) -> None:
         mock.patch.object(World, "from_env", return_value=replace(World.from_env(), hostname=host)),
     ):
         try:
-            world = start_process("gloo")
+            with problems_are_told():
+                if "FAILS" in place:
+                    raise DataError(place["FAILS"])
+                world = start_process("gloo")
             numbers = (world.local_rank, world.local_size, world.node_rank, world.num_nodes)
             pipe.send((numbers, sum(world.all_gather(world.rank))))
             end_process()
-        except LaunchError as error:
+        except NeoXError as error:
             pipe.send(str(error))
     pipe.close()
     os._exit(0)
@@ -93,6 +96,21 @@ def one_does_not_come() -> list[object]:
             (rank(2, 5, port, (0, 2)), "beta"),
         ]
     )
+
+
+def one_cannot_come() -> list[object]:
+    port = free_port()
+    broken = rank(2, 3, port) | {"FAILS": "data.bin: gone\n  to do: bring it back"}
+    return outcomes([(rank(0, 3, port), "alpha"), (rank(1, 3, port), "beta"), (broken, "gamma")])
+
+
+def the_first_cannot_come_to_its_agent() -> list[object]:
+    store = TCPStore(
+        "localhost", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=9)
+    )
+    agents = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    first, other = (rank(number, 2, store.port) | agents for number in range(2))
+    return outcomes([(first | {"FAILS": "data.bin: gone"}, "alpha"), (other, "beta")])
 
 
 def nobody_listens() -> list[object]:
@@ -141,6 +159,8 @@ def only_ranks_are_known() -> list[object]:
 
 CASES = (
     one_does_not_come,
+    one_cannot_come,
+    the_first_cannot_come_to_its_agent,
     nobody_listens,
     no_such_name,
     the_port_is_anothers,
@@ -167,6 +187,16 @@ def test_who_is_missing_is_named_to_all(found: Mapping[str, list[object]]) -> No
         "2 of 5 ranks have not come within 2 s",
         "  missing: 3 on beta; 4 on hosts of which no rank has come",
         "  here: 0-1 on alpha; 2 on beta",
+    ]
+
+
+def test_a_rank_that_cannot_come_says_why_to_all(found: Mapping[str, list[object]]) -> None:
+    *others, own = found["one_cannot_come"]
+    assert own == "data.bin: gone\n  to do: bring it back"
+    assert others == [f"rank 2 on gamma cannot come: {own}"] * 2
+    assert found["the_first_cannot_come_to_its_agent"] == [
+        "data.bin: gone",
+        "rank 0 on alpha cannot come: data.bin: gone",
     ]
 
 
