@@ -78,3 +78,14 @@ def test_windows_know_where_documents_begin(lengths: list[int], seq_length: int)
             changes = (inputs.diff() != 0).nonzero().flatten() + 1
             assert [n for n in starts.tolist() if n < seq_length] == [0, *changes.tolist()]
             begin += seq_length
+
+
+def test_a_rank_that_reads_nothing_has_batches_of_the_same_shapes() -> None:
+    windows = Windows(Lists([1, 2, 3, 4, 5, 6, 7]), 0, 1, seq_length=4)
+    (batch,), (blank,) = (list(windows.batches(size=8, blank=blank)) for blank in (False, True))
+    assert (blank.tokens.shape, blank.loss_mask.shape) == (
+        batch.tokens.shape,
+        batch.loss_mask.shape,
+    )
+    assert (blank.first_sample, blank.num_samples) == (batch.first_sample, batch.num_samples)
+    assert not blank.loss_mask.any()
