@@ -20,7 +20,7 @@ from torch import Tensor
 from megatron.conversion.parameters import Parameter, parameters_of
 from megatron.errors import CheckpointError
 from megatron.model import layout
-from megatron.model.gpt2_model import layer_factories
+from megatron.model.layer_list import layer_factories
 from megatron.model.word_embeddings import TiedHead
 from megatron.mpu import ParallelGroups
 from megatron.neox_arguments.sections import ModelArgs

@@ -14,11 +14,12 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from megatron.conversion.families import FAMILIES, Family
-from megatron.conversion.fields import Inexpressible, tanh_gelu
+from megatron.conversion.fields import Inexpressible
 from megatron.conversion.window_fields import windows_of
 from megatron.errors import CheckpointError
 from megatron.model.positional_embeddings import attention_factor
 from megatron.neox_arguments.sections import ModelArgs
+from megatron.neox_arguments.sections.positions import SCALING_KEYS
 
 # What changes nothing of what a trained model computes, or is compared under another key.
 _LEFT_OUT = frozenset(
@@ -52,7 +53,7 @@ def computed(model: ModelArgs) -> dict[str, Any]:
         "intermediate_size": model.mlp_width,
         "use_bias_in_qkv": model.qkv_has_bias,
         "activation": "silu" if model.activation == "swish" else model.activation,
-        "gelu_form": tanh_gelu(model),
+        "gelu_form": model.has_tanh_gelu,
         "qk_norm": model.qk_norm_kind,
         "use_bias_in_norms": model.norm_has_bias,
         "sliding_window_width": windows_of(model),
@@ -70,8 +71,7 @@ def _matters(model: ModelArgs, key: str) -> bool:
     if key.startswith("rpe_"):
         return model.pos_emb == "rpe"
     if key.startswith("rotary_"):
-        used = _ROTARY | _SCALING.get(model.rotary_scaling, set())
-        return model.pos_emb == "rotary" and key in used
+        return model.pos_emb == "rotary" and key in (*_ROTARY, *SCALING_KEYS[model.rotary_scaling])
     return True
 
 
@@ -82,13 +82,7 @@ _EPSILONS = {
     "rms_norm_epsilon": ("rmsnorm",),
     "scalenorm_epsilon": ("scalenorm",),
 }
-_ROTARY = {"rotary_pct", "rotary_emb_base", "rotary_scaling"}
-_LONGER = {"rotary_scaling_factor", "rotary_original_positions"}
-_SCALING = {
-    "linear": {"rotary_scaling_factor"},
-    "llama3": _LONGER | {"rotary_low_freq_factor", "rotary_high_freq_factor"},
-    "yarn": _LONGER | {"rotary_beta_fast", "rotary_beta_slow", "rotary_attention_factor"},
-}
+_ROTARY = ("rotary_pct", "rotary_emb_base", "rotary_scaling")
 
 
 @dataclass(frozen=True)

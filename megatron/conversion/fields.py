@@ -102,15 +102,6 @@ def always(**keys: Any) -> Field:
     return Field((), lambda _: {}, lambda _: dict(keys))
 
 
-def tanh_gelu(model: ModelArgs) -> bool:
-    """Whether the MLP has the tanh form of gelu."""
-    if model.activation not in ("gelu", "geglu"):
-        return False
-    if model.gelu_form is not None:
-        return model.gelu_form == "tanh"
-    return model.activation == "gelu" and model.bias_gelu_fusion
-
-
 # Names of transformers for the function of a plain MLP and for that of a gate, and what we call it.
 _PLAIN = {
     "gelu": {"activation": "gelu", "gelu_form": "erf"},
@@ -156,7 +147,7 @@ def activation(
             "activation": "silu" if model.activation == "swish" else model.activation
         }
         if model.activation in ("gelu", "geglu"):
-            ours["gelu_form"] = "tanh" if tanh_gelu(model) else "erf"
+            ours["gelu_form"] = "tanh" if model.has_tanh_gelu else "erf"
         for theirs, keys in table.items():
             if keys == ours and theirs not in also:
                 return dict.fromkeys(names, theirs)

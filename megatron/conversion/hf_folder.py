@@ -60,7 +60,6 @@ class TensorFolder:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
         self._file_of = _index(folder)
         self._open: dict[str, Any] = {}
         self.names = frozenset(self._file_of)
@@ -85,10 +84,6 @@ class TensorFolder:
         """A tensor on the CPU."""
         tensor: Tensor = self._open[self._file_of[name]].get_tensor(name)
         return tensor
-
-    def file_of(self, name: str) -> Path:
-        """The file that holds a tensor."""
-        return self._folder / self._file_of[name]
 
 
 def _index(folder: Path) -> dict[str, str]:

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from megatron.conversion.families import Family
-from megatron.conversion.fields import Keys
+from megatron.conversion.fields import Inexpressible, Keys
 from megatron.conversion.places import Alike, Gated, InterleavedProjections
 from megatron.conversion.raw_folder import PARAMS_NAME, RawFolder
+from megatron.conversion.rotary_fields import whole_base
 from megatron.errors import CheckpointError
 
 _LAYER = "layers.{}"
@@ -74,9 +75,13 @@ def keys_of_params(params: Mapping[str, Any], tensors: RawFolder) -> Keys:
     """
     for name in ("moe", "quantization_args", "lora_args", "vision_chunk_size"):
         if params.get(name):
-            raise CheckpointError(
-                f"{PARAMS_NAME}: {name}\n  found: {params[name]}\n  expected: a plain Llama or Mistral"
-            )
+            raise _refusal(name, params[name], "a plain Llama or Mistral")
+    if params.get("rope_scaling_factor") and not params.get("use_scaled_rope"):
+        raise _refusal(
+            "rope_scaling_factor",
+            params["rope_scaling_factor"],
+            "use_scaled_rope: true in the file, without which no rotation is stretched",
+        )
     heads = params["n_heads"]
     positions = _positions(params)
     keys: Keys = {
@@ -89,7 +94,7 @@ def keys_of_params(params: Mapping[str, Any], tensors: RawFolder) -> Keys:
         "norm": "rmsnorm",
         "rms_norm_epsilon": params.get("norm_eps", 1e-5),
         "pos_emb": "rotary",
-        "rotary_emb_base": int(params.get("rope_theta", 10000)),
+        "rotary_emb_base": _base(params),
         "activation": "swiglu",
         # GPT-NeoX's rule takes two thirds of the number, for both halves of a gated MLP together.
         "intermediate_size": 3 * tensors.shape("layers.0.feed_forward.w1.weight")[0],
@@ -110,6 +115,17 @@ def keys_of_params(params: Mapping[str, Any], tensors: RawFolder) -> Keys:
             "rotary_original_positions": _ORIGINAL_POSITIONS,
         }
     return keys
+
+
+def _refusal(name: str, found: object, expected: str) -> CheckpointError:
+    return CheckpointError(f"{PARAMS_NAME}: {name}\n  found: {found}\n  expected: {expected}")
+
+
+def _base(params: Mapping[str, Any]) -> int:
+    try:
+        return whole_base(params.get("rope_theta", 10000))
+    except Inexpressible as error:
+        raise _refusal(error.where, error.found, error.expected) from error
 
 
 def guesses(params: Mapping[str, Any]) -> list[str]:

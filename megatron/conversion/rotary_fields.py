@@ -12,6 +12,7 @@ from typing import Any
 from megatron.conversion.fields import Config, Field, Inexpressible, Keys, value_of
 from megatron.model.positional_embeddings import attention_factor
 from megatron.neox_arguments.sections import ModelArgs
+from megatron.neox_arguments.sections.positions import SCALING_KEYS
 
 # What transformers takes where a file says nothing.
 _BASE = 10000.0
@@ -40,7 +41,7 @@ def rotary() -> Field:
         share = found.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
         if share not in (None, 1, 1.0):
             raise Inexpressible("partial_rotary_factor", share, "1: the family rotates whole heads")
-        return {"rotary_emb_base": _whole(base), **_scaling_keys(config, found)}
+        return {"rotary_emb_base": whole_base(base), **_scaling_keys(config, found)}
 
     return Field(("rope_theta", "rope_scaling", "rope_parameters"), write, read)
 
@@ -65,7 +66,7 @@ def neox_rotary() -> Field:
         share = found.get("partial_rotary_factor", value_of(config, "rotary_pct", _NEOX_SHARE))
         return {
             "rotary_pct": share,
-            "rotary_emb_base": _whole(base),
+            "rotary_emb_base": whole_base(base),
             **_scaling_keys(config, found),
         }
 
@@ -79,29 +80,32 @@ def _parameters(config: Config) -> dict[str, Any]:
     return dict(found)
 
 
-def _whole(base: float) -> int:
+def whole_base(base: float) -> int:
+    """The base of the rotary frequencies as our key has it.
+
+    Raises:
+        Inexpressible: it is no whole number.
+    """
     if base != int(base) or base < 1:
         raise Inexpressible("rope_theta", base, "a whole number, as rotary_emb_base is")
     return int(base)
 
 
-# Our key of each parameter of a kind of scaling.
+# What transformers calls the keys of scaling.
 _NAMES = {
-    "linear": {"factor": "rotary_scaling_factor"},
-    "llama3": {
-        "factor": "rotary_scaling_factor",
-        "low_freq_factor": "rotary_low_freq_factor",
-        "high_freq_factor": "rotary_high_freq_factor",
-        _ORIGINAL: "rotary_original_positions",
-    },
-    "yarn": {
-        "factor": "rotary_scaling_factor",
-        "beta_fast": "rotary_beta_fast",
-        "beta_slow": "rotary_beta_slow",
-        "attention_factor": "rotary_attention_factor",
-        _ORIGINAL: "rotary_original_positions",
-    },
+    "rotary_scaling_factor": "factor",
+    "rotary_original_positions": _ORIGINAL,
+    "rotary_low_freq_factor": "low_freq_factor",
+    "rotary_high_freq_factor": "high_freq_factor",
+    "rotary_beta_fast": "beta_fast",
+    "rotary_beta_slow": "beta_slow",
+    "rotary_attention_factor": "attention_factor",
 }
+
+
+def _names(kind: str) -> dict[str, str]:
+    """The parameters of a kind of scaling, with our keys."""
+    return {_NAMES[key]: key for key in SCALING_KEYS[kind]}
 
 
 def _scaling(model: ModelArgs) -> dict[str, Any]:
@@ -109,7 +113,7 @@ def _scaling(model: ModelArgs) -> dict[str, Any]:
     kind = model.rotary_scaling
     if kind == "none":
         return {}
-    written = {name: getattr(model, key) for name, key in _NAMES[kind].items()}
+    written = {name: getattr(model, key) for name, key in _names(kind).items()}
     if kind == "yarn":
         written["attention_factor"] = attention_factor(model)  # the key may leave it to a formula
     return {"rope_type": kind, **written}
@@ -119,9 +123,10 @@ def _scaling_keys(config: Config, found: dict[str, Any]) -> Keys:
     kind = found.get("rope_type", found.get("type", "default"))
     if kind in (None, "default"):
         return {}
-    if kind not in _NAMES:
-        raise Inexpressible("rope_type", kind, f"default, {', '.join(_NAMES)}")
-    names = _NAMES[kind]
+    known = [known for known in SCALING_KEYS if known != "none"]
+    if kind not in known:
+        raise Inexpressible("rope_type", kind, f"default, {', '.join(known)}")
+    names = _names(kind)
     given = {name: value for name, value in found.items() if value is not None}
     if kind == "yarn" and given.pop("truncate", True) is not True:
         # Its usual form: where the two kinds of frequencies meet is rounded to whole pairs.

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from megatron.conversion.hf_folder import json_bytes, read_json
+from megatron.conversion.hf_folder import CONFIG_NAME, json_bytes, read_json
 from megatron.errors import CheckpointError
 from megatron.neox_arguments.sections import TokenizerArgs
 from megatron.neox_arguments.tokenizer_files import files_read
@@ -112,9 +112,13 @@ def _bos(tokenizer: Tokenizer) -> int:
 
 def _ids(folder: Path, tokenizer: Tokenizer) -> TokenIds:
     if (folder / _GENERATION).exists():
-        found = read_json(folder / _GENERATION)
-        return TokenIds(*(found.get(name) for name in TokenIds.__dataclass_fields__))
+        return _ids_in(folder / _GENERATION)
     return TokenIds(_bos(tokenizer), tokenizer.eod, tokenizer.pad)
+
+
+def _ids_in(path: Path) -> TokenIds:
+    found = read_json(path)
+    return TokenIds(*(found.get(name) for name in TokenIds.__dataclass_fields__))
 
 
 def copy_tokenizer(sources: Sequence[Path], target: Path) -> dict[str, str]:
@@ -134,6 +138,8 @@ def copy_tokenizer(sources: Sequence[Path], target: Path) -> dict[str, str]:
     target.mkdir(parents=True)
     for name in found:
         shutil.copyfile(source / name, target / name)
+    if _GENERATION not in found:
+        _keep_ids(source / CONFIG_NAME, target)
     if _JSON in found:
         return {"tokenizer_type": "HFTokenizer", "vocab_file": _JSON}
     if _MODEL in found and not has_list_of_tokens(source):
@@ -141,6 +147,13 @@ def copy_tokenizer(sources: Sequence[Path], target: Path) -> dict[str, str]:
     if _VOCAB in found and _MERGES in found:
         return {"tokenizer_type": "HFGPT2Tokenizer", "vocab_file": _VOCAB, "merge_file": _MERGES}
     return {}
+
+
+def _keep_ids(config: Path, target: Path) -> None:
+    """Note the ids that a ``config.json`` names: older folders have them nowhere else."""
+    ids = _ids_in(config) if config.exists() else TokenIds()
+    if ids != TokenIds():
+        write_file(target / _GENERATION, json_bytes(ids.as_dict()))
 
 
 def has_list_of_tokens(folder: Path) -> bool:

@@ -71,7 +71,10 @@ def run_evaluation(args: NeoXArgs, world: World, asked: argparse.Namespace) -> s
         boundaries=Boundaries.of(args.data),
     )
     if len(windows) == 0:
-        raise DataError(f"{name}: holds {windows.num_tokens} tokens: there is nothing to predict")
+        raise DataError(
+            f"{name}: holds {windows.num_tokens} tokens: there is nothing to predict",
+            everywhere=True,
+        )
     # Windows are of seq_length tokens.
     model, found = load_trained_model(args, parts, shares_sequences=True)
     score = score_documents(

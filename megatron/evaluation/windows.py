@@ -39,7 +39,6 @@ class Windows:
         documents: where the tokens are.
         first, last: range of documents, the last one excluded.
         seq_length: s.
-        filler: id at the masked positions of the last window; any valid id will do.
         boundaries: what the model does where a document begins, as in training.
     """
 
@@ -50,13 +49,11 @@ class Windows:
         last: int,
         *,
         seq_length: int,
-        filler: int = 0,
         boundaries: Boundaries | None = None,
     ) -> None:
         self._documents = documents
         self._first = first
         self._seq_length = seq_length
-        self._filler = filler
         self._boundaries = boundaries
         # ends[i]: tokens in the documents up to and including the i-th of the range
         self._ends = np.cumsum(np.asarray(documents.sizes[first:last], dtype=np.int64))
@@ -103,7 +100,8 @@ class Windows:
 
     def _batch(self, windows: Sequence[int]) -> StepBatch:
         s = self._seq_length
-        tokens = np.full((len(windows), s + 1), self._filler, dtype=np.int64)
+        # Behind the last window's end is the id 0, which every model has; it counts for nothing.
+        tokens = np.zeros((len(windows), s + 1), dtype=np.int64)
         mask = np.zeros((len(windows), s), dtype=bool)
         for row, window in enumerate(windows):
             found = self.tokens(window * s, (window + 1) * s + 1)

@@ -87,6 +87,7 @@ def generate(
         first_sample: number of the first prompt among all samples of a run.
     """
     model.eval()
+    most = min(settings.maximum_tokens, model.max_positions)
     for start in range(0, len(prompts), batch_size):
         batch = prompts[start : start + batch_size]
         began = time.monotonic()
@@ -94,7 +95,7 @@ def generate(
             _Row(
                 # A model has seen documents begin behind the end of another one.
                 prompt=tokenizer.tokenize(prompt) or [tokenizer.eod],
-                uniform=_uniform(seed, first_sample + start + i, settings.maximum_tokens),
+                uniform=_uniform(seed, first_sample + start + i, most),
             )
             for i, prompt in enumerate(batch)
         ]

@@ -16,11 +16,13 @@ from megatron.generation.engine import Sample
 def read_prompts(path: Path) -> list[str]:
     """The prompts of a file, one a line, without surrounding blanks; blank lines are left out.
 
+    The mark that some editors put in front of a UTF-8 file belongs to no prompt.
+
     Raises:
         DataError: there is no such file, it is not UTF-8 text, or it holds no prompt.
     """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8").removeprefix("\ufeff").split("\n")
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path}: byte {error.start:,} is not UTF-8 text: {error.reason}"

@@ -24,6 +24,9 @@ log = get_logger(__name__)
 # Prompts that one rank continues at the same time.
 BATCH_SIZE = 16
 
+# Where samples from nothing go if nobody says where: the default of sample_output_file.
+_OUTPUT = "samples.txt"
+
 
 def run_generation(args: NeoXArgs, model: GPT2Model, tokenizer: Tokenizer, world: World) -> None:
     """Generate as ``text_gen_type`` says. Every rank of the run calls it.
@@ -44,7 +47,8 @@ def run_generation(args: NeoXArgs, model: GPT2Model, tokenizer: Tokenizer, world
     prompts = [
         prompt for prompt in _prompts(kind, settings, world) for _ in range(settings.num_samples)
     ]
-    output = Path(settings.sample_output_file or f"{settings.sample_input_file}.output.jsonl")
+    beside = f"{settings.sample_input_file}.output.jsonl" if kind == "input-file" else _OUTPUT
+    output = Path(settings.sample_output_file or beside)
     samples = _spread(model, tokenizer, prompts, settings, seed, world)
     if world.is_first:
         with open_output(output) as file:

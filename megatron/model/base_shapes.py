@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from megatron.errors import ConfigError
-from megatron.model.gpt2_model import layer_factories
+from megatron.model.layer_list import layer_factories
 from megatron.model.parametrization import (
     STANDARD,
     Parametrization,

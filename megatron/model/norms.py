@@ -18,7 +18,7 @@ from megatron.mpu.collectives import (
     shared_parameters,
 )
 from megatron.mpu.groups import ParallelGroups
-from megatron.mpu.layers import divide
+from megatron.mpu.layers import divide, sharded
 from megatron.neox_arguments.sections import ModelArgs
 
 
@@ -159,14 +159,8 @@ class AllHeadsNorm(nn.Module):
         self.offset = model.norm_weight_offset
         self.groups = groups
         self.features = model.attention_width
-        self.weight = self._split(heads, model.head_width)
-        self.bias = self._split(heads, model.head_width) if model.norm_has_bias else None
-
-    @staticmethod
-    def _split(*shape: int) -> nn.Parameter:
-        parameter = nn.Parameter(torch.empty(*shape))
-        parameter.model_parallel = True  # type: ignore[attr-defined]
-        return parameter
+        self.weight = sharded(heads, model.head_width)
+        self.bias = sharded(heads, model.head_width) if model.norm_has_bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[b, n, s, d] -> [b, n, s, d], in the type of ``x``."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from megatron.mpu.groups import ParallelGroups
-from megatron.mpu.layers import divide
+from megatron.mpu.layers import divide, sharded
 from megatron.neox_arguments.sections import ModelArgs
 
 
@@ -49,8 +49,7 @@ class RelativePositionBias(nn.Module):
         super().__init__()
         size = groups.get_model_parallel_world_size()
         heads = divide(model.num_attention_heads, size, "num_attention_heads")
-        self.weight = nn.Parameter(torch.empty(model.rpe_num_buckets, heads))
-        self.weight.model_parallel = True  # type: ignore[attr-defined]
+        self.weight = sharded(model.rpe_num_buckets, heads)
         self.buckets = model.rpe_num_buckets
         self.max_distance = model.rpe_max_distance
         # By device, of as many distances as were asked for at most.

@@ -159,7 +159,7 @@ class MLP(nn.Module):
     def __init__(self, model: ModelArgs, *, groups: ParallelGroups) -> None:
         super().__init__()
         self.gated = model.is_gated
-        self.activation = get_activation(model.activation, tanh_gelu=_has_tanh_gelu(model))
+        self.activation = get_activation(model.activation, tanh_gelu=model.has_tanh_gelu)
         rows = sum(layout.linear1_rows(model))
         bias = model.use_bias_in_mlp
         self.linear1 = ColumnParallelLinear(model.hidden_size, rows, groups=groups, bias=bias)
@@ -176,12 +176,6 @@ class MLP(nn.Module):
         else:
             hidden = self.activation(hidden)
         return self.linear2(hidden)  # type: ignore[no-any-return]
-
-
-def _has_tanh_gelu(model: ModelArgs) -> bool:
-    if model.gelu_form is not None:
-        return model.gelu_form == "tanh"
-    return model.activation == "gelu" and model.bias_gelu_fusion
 
 
 class TransformerLayer(nn.Module):

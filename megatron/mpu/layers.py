@@ -39,7 +39,8 @@ def divide(whole: int, parts: int, what: str) -> int:
     return whole // parts
 
 
-def _sharded(*shape: int) -> nn.Parameter:
+def sharded(*shape: int) -> nn.Parameter:
+    """A parameter of ``shape`` that is a rank's own part of a whole one."""
     parameter = nn.Parameter(torch.empty(*shape))
     parameter.model_parallel = True  # type: ignore[attr-defined]
     return parameter
@@ -70,8 +71,8 @@ class ColumnParallelLinear(nn.Module):
         self.gather_output = gather_output
         size = groups.get_model_parallel_world_size()
         mine = divide(out_features, size, "the width of a layer's output")
-        self.weight = _sharded(mine, in_features)
-        self.bias = _sharded(mine) if bias else None
+        self.weight = sharded(mine, in_features)
+        self.bias = sharded(mine) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., i] -> [..., o / size], or [..., o] with ``gather_output``."""
@@ -109,8 +110,8 @@ class QueryKeyValueLinear(nn.Module):
         size = groups.get_model_parallel_world_size()
         queries = divide(query_features, size, "the width of the queries")
         shared = key_value_features // (size // groups.kv_replicas)
-        self.query_weight = _sharded(queries, in_features)
-        self.query_bias = _sharded(queries) if bias else None
+        self.query_weight = sharded(queries, in_features)
+        self.query_bias = sharded(queries) if bias else None
         self.key_value_weight = self._replicated(shared, in_features)
         self.key_value_bias = self._replicated(shared) if bias else None
 
@@ -148,7 +149,7 @@ class RowParallelLinear(nn.Module):
         super().__init__()
         self.groups = groups
         size = groups.get_model_parallel_world_size()
-        self.weight = _sharded(
+        self.weight = sharded(
             out_features, divide(in_features, size, "the width of a layer's input")
         )
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
@@ -173,7 +174,7 @@ class VocabParallelEmbedding(nn.Module):
         size = groups.get_model_parallel_world_size()
         self.rows = divide(num_embeddings, size, "the padded vocabulary")
         self.first_row = self.rows * groups.get_model_parallel_rank()
-        self.weight = _sharded(self.rows, embedding_dim)
+        self.weight = sharded(self.rows, embedding_dim)
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids [b, s] -> [b, s, h], or [b, s / size, h] with sequence parallelism."""

@@ -64,7 +64,8 @@ def attend(
     """Softmax attention: query [b, n, s, d], key and value [b, kv, t, d] -> [b, n, s, d].
 
     Args:
-        mask: [b or 1, 1, s, t] bool, true where a query may look; not together with ``causal``.
+        mask: [b or 1, n or 1, s, t], bool, true where a query may look, or in the type of the products what
+            is added to scores; not together with ``causal``.
         causal: query i looks at keys 0 ... i (s = t).
         dropout: probability with which an attention weight is dropped.
         scale: what products of queries and keys are multiplied by; None: 1 / sqrt(d).

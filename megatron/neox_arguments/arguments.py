@@ -37,7 +37,7 @@ _Args = TypeVar("_Args", bound="NeoXArgs")
 
 
 @dataclass(frozen=True)
-class NeoXArgs:
+class NeoXArgs(sections.Sections):
     """A checked configuration. Nothing in it changes; what changes while running lives elsewhere.
 
     Attributes:
@@ -47,31 +47,6 @@ class NeoXArgs:
         overrides: the ``key=value`` texts that were put over the files.
     """
 
-    parallelism: sections.ParallelismArgs = field(default_factory=sections.ParallelismArgs)
-    batch: sections.BatchArgs = field(default_factory=sections.BatchArgs)
-    model: sections.ModelArgs = field(default_factory=sections.ModelArgs)
-    variants: sections.VariantArgs = field(default_factory=sections.VariantArgs)
-    moe: sections.MoEArgs = field(default_factory=sections.MoEArgs)
-    mup: sections.MupArgs = field(default_factory=sections.MupArgs)
-    kernels: sections.KernelArgs = field(default_factory=sections.KernelArgs)
-    optim: sections.OptimArgs = field(default_factory=sections.OptimArgs)
-    lr_schedule: sections.LRScheduleArgs = field(default_factory=sections.LRScheduleArgs)
-    loss_scaling: sections.LossScalingArgs = field(default_factory=sections.LossScalingArgs)
-    tokenizer: sections.TokenizerArgs = field(default_factory=sections.TokenizerArgs)
-    data: sections.DataArgs = field(default_factory=sections.DataArgs)
-    labelled_data: sections.LabelledDataArgs = field(default_factory=sections.LabelledDataArgs)
-    training: sections.TrainingArgs = field(default_factory=sections.TrainingArgs)
-    alignment: sections.AlignmentArgs = field(default_factory=sections.AlignmentArgs)
-    recomputation: sections.RecomputationArgs = field(default_factory=sections.RecomputationArgs)
-    checkpointing: sections.CheckpointingArgs = field(default_factory=sections.CheckpointingArgs)
-    logging: sections.LoggingArgs = field(default_factory=sections.LoggingArgs)
-    trackers: sections.TrackerArgs = field(default_factory=sections.TrackerArgs)
-    diagnostics: sections.DiagnosticsArgs = field(default_factory=sections.DiagnosticsArgs)
-    textgen: sections.TextgenArgs = field(default_factory=sections.TextgenArgs)
-    launch: sections.LaunchArgs = field(default_factory=sections.LaunchArgs)
-    ds: sections.DeepSpeedArgs = field(default_factory=sections.DeepSpeedArgs)
-    ds_extras: sections.DeepSpeedExtrasArgs = field(default_factory=sections.DeepSpeedExtrasArgs)
-    legacy: sections.LegacyArgs = field(default_factory=sections.LegacyArgs)
     files: tuple[ConfigFile, ...] = ()
     notes: tuple[str, ...] = ()
     expected: Mapping[str, Any] = field(default_factory=FrozenDict)

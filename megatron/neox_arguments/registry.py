@@ -11,33 +11,7 @@ from megatron.neox_arguments.known_keys import ALIASES, RENAMED, RUNTIME
 from megatron.neox_arguments.problems import closest
 from megatron.neox_arguments.typed import Ignored, Refused
 
-SECTIONS: dict[str, type[Any]] = {
-    "parallelism": sections.ParallelismArgs,
-    "batch": sections.BatchArgs,
-    "model": sections.ModelArgs,
-    "variants": sections.VariantArgs,
-    "moe": sections.MoEArgs,
-    "mup": sections.MupArgs,
-    "kernels": sections.KernelArgs,
-    "optim": sections.OptimArgs,
-    "lr_schedule": sections.LRScheduleArgs,
-    "loss_scaling": sections.LossScalingArgs,
-    "tokenizer": sections.TokenizerArgs,
-    "data": sections.DataArgs,
-    "labelled_data": sections.LabelledDataArgs,
-    "training": sections.TrainingArgs,
-    "alignment": sections.AlignmentArgs,
-    "recomputation": sections.RecomputationArgs,
-    "checkpointing": sections.CheckpointingArgs,
-    "logging": sections.LoggingArgs,
-    "trackers": sections.TrackerArgs,
-    "diagnostics": sections.DiagnosticsArgs,
-    "textgen": sections.TextgenArgs,
-    "launch": sections.LaunchArgs,
-    "ds": sections.DeepSpeedArgs,
-    "ds_extras": sections.DeepSpeedExtrasArgs,
-    "legacy": sections.LegacyArgs,
-}
+SECTIONS: dict[str, type[Any]] = get_type_hints(sections.Sections)
 
 
 @dataclass(frozen=True)
@@ -94,8 +68,3 @@ def suggestion(key: str) -> str:
         return f"here it is called {RENAMED[key]}"
     meant = meant_key(key)
     return f"did you mean {meant}?" if meant else "configs/neox_arguments.md lists all keys"
-
-
-def field_default(key: str) -> Any:
-    """The default of a field."""
-    return FIELDS[key].default

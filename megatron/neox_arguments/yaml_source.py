@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
-from yaml.error import MarkedYAMLError, YAMLError
+from yaml.error import MarkedYAMLError
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from yaml.reader import ReaderError
 
@@ -127,8 +127,6 @@ def read_document(source: str, text: str, problems: Problems) -> Document:
             f"a character that YAML does not allow (code {error.character})",
             Place(source, line),
         )
-    except YAMLError as error:
-        problems.add("", f"is no YAML: {error}", Place(source))
     except RecursionError:
         problems.add("", "is nested too deeply to be a configuration", Place(source))
     return document
@@ -137,9 +135,7 @@ def read_document(source: str, text: str, problems: Problems) -> Document:
 def _report_syntax(source: str, text: str, error: MarkedYAMLError, problems: Problems) -> None:
     """Say where the parser stopped, what stands there, and what most probably is missing."""
     mark = error.problem_mark or error.context_mark
-    if mark is None:
-        problems.add("", f"is no YAML: {error.problem}", Place(source))
-        return
+    assert mark is not None, "the reader of a text knows where it is"
     lines = text.splitlines()
     found = lines[mark.line].strip() if mark.line < len(lines) else "the end of the file"
     hint = ""

@@ -103,6 +103,12 @@ def test_without_transformers_that_is_said(
     assert "not compared: transformers is not installed" in done.text()
 
 
+def test_an_empty_folder_is_free(folders: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "ours").mkdir()
+    done = import_folder(next(iter(folders.values())), tmp_path / "ours")
+    assert done.target.is_dir()
+
+
 def test_what_is_there_stays(folders: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "ours").mkdir()
     (tmp_path / "ours" / "notes.txt").touch()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from megatron.conversion.expressible import computed, differences, family_named, family_of
 from megatron.conversion.families import FAMILIES, Family
 from megatron.conversion.fields import Inexpressible
-from megatron.conversion.foreign_config import not_understood
+from megatron.conversion.foreign_config import keys_of, not_understood
 from megatron.errors import CheckpointError
 from megatron.neox_arguments.sections import ModelArgs
 from tests.support.models import tiny_args
@@ -189,6 +190,34 @@ def test_a_key_that_has_come_since_is_not_lost() -> None:
     assert computed(replace(model, opt_pos_emb_offset=2)) != computed(model)
 
 
+def test_what_a_file_has_to_say() -> None:
+    with pytest.raises(Inexpressible, match="hidden_size: None, expected a value: the file lacks"):
+        family_named("llama").read({"num_hidden_layers": 2})
+    with pytest.raises(Inexpressible, match="use_bidirectional_attention: True, expected None or"):
+        family_named("gemma").read({**SIZES, "use_bidirectional_attention": True})
+    with pytest.raises(CheckpointError, match="model_type is missing: which family is it of"):
+        keys_of(SIZES, Path("config.json"))
+
+
+def test_yarn_begins_at_the_positions_of_the_file() -> None:
+    scaling = {"rope_type": "yarn", "factor": 2.0}
+    keys = family_named("llama").read(
+        {**SIZES, "max_position_embeddings": 64, "rope_scaling": scaling}
+    )
+    assert (keys["rotary_scaling"], keys["rotary_original_positions"]) == ("yarn", 64)
+
+
+def test_windows_layer_by_layer() -> None:
+    windows = {**SIZES, "use_sliding_window": True, "sliding_window": 5}
+    qwen = family_named("qwen2")
+    full = qwen.read({**windows, "layer_types": ["full_attention"] * 2})
+    assert "sliding_window_width" not in full
+    some = qwen.read({**windows, "layer_types": ["full_attention", "sliding_attention"]})
+    assert some["attention_config"] == [[["global"], 1], [["local"], 1]]
+    with pytest.raises(Inexpressible, match=r"layer_types: .*2 times full_attention or sliding"):
+        qwen.read({**windows, "layer_types": ["full_attention", "chunked_attention"]})
+
+
 @st.composite
 def models(draw: st.DrawFn) -> ModelArgs:
     """Models of any kind, most of which some family can express."""
@@ -248,6 +277,8 @@ def test_what_a_family_can_express_comes_back(model: ModelArgs) -> None:
         ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "mscale": 0.7}}, "mscale"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "rope_parameters"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "truncate": False}}, "truncate"),
+        ({"rope_scaling": {"rope_type": "none"}}, "expected default, linear, llama3, yarn"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"hidden_size": 65}, "hidden_size"),
     ],

@@ -190,6 +190,13 @@ def test_what_is_no_model(forms: Path, tmp_path: Path) -> None:
         open_model(changed(forms, tmp_path / "cut", name, None))
 
 
+def test_three_folders_are_too_many(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["one", "other,third"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith("error: one or two folders\n")
+
+
 def test_the_status_of_the_command(forms: Path, tmp_path: Path) -> None:
     command = "tools/ckpts/inspect_checkpoints.py"
     same = door(command, "hf", "whole", folder=forms)

@@ -7,12 +7,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from megatron.checkpointing.reshard import reshard
 from megatron.conversion import Wishes, export_checkpoint, import_folder
 from megatron.conversion.expressible import family_of
-from megatron.errors import CheckpointError
+from megatron.errors import CheckpointError, TokenizerError
 from megatron.neox_arguments import NeoXArgs
 from tests.conversion.hf_models import VOCAB, assert_same_tensors, save_model
 
@@ -68,6 +69,24 @@ def test_padding_stays_here(imported: Path) -> None:
     done = export_checkpoint(imported / "ours", imported / "back", wishes=ALONE)
     assert done.vocab_size == 90
     assert json.loads((imported / "back" / "config.json").read_bytes())["vocab_size"] == 90
+
+
+def test_the_weights_of_one_whose_tokenizer_is_gone(imported: Path) -> None:
+    shutil.rmtree(imported / "ours" / "tokenizer")
+    with pytest.raises(TokenizerError, match=r"or: convert the weights alone, with --no_save"):
+        export_checkpoint(imported / "ours", imported / "back")
+    export_checkpoint(imported / "ours", imported / "back", wishes=ALONE)
+    assert_same_tensors(imported / "theirs", imported / "back")
+
+
+def test_one_without_an_embedding(imported: Path) -> None:
+    step = as_gpt_neox_writes(imported)
+    (file,) = step.glob("mp_rank_*_model_states.pt")
+    content = torch.load(file, weights_only=False)
+    content["module"] = {k: v for k, v in content["module"].items() if "embeddings" not in k}
+    torch.save(content, file)
+    with pytest.raises(CheckpointError, match="holds no embedding: its files are not all there"):
+        export_checkpoint(step, imported / "back", wishes=ALONE)
 
 
 def test_a_configuration_of_another_model(imported: Path) -> None:

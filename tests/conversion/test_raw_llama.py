@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -112,6 +114,49 @@ def test_releases_are_known_by_their_numbers(tmp_path: Path) -> None:
     ):
         (tmp_path / "params.json").write_text(json.dumps(params | changes))
         assert raw_source(tmp_path, None).keys["max_position_embeddings"] == positions
+
+
+@pytest.mark.parametrize(
+    ("params", "wishes", "message"),
+    [
+        ({"rope_theta": 10000.5}, {}, "rope_theta\n  found: 10000.5\n  expected: a whole number"),
+        ({"dim": "32"}, {}, "dim\n  found: '32'\n  expected: a number"),
+        (
+            {},
+            {"rope_scaling_factor": 8.0},
+            "rope_scaling_factor\n  found: 8.0\n  expected: use_scaled",
+        ),
+    ],
+)
+def test_what_would_be_lost_is_refused(
+    tmp_path: Path, params: dict[str, Any], wishes: dict[str, Any], message: str
+) -> None:
+    _, said = write_raw(tmp_path, "grouped", 1)
+    (tmp_path / "params.json").write_text(json.dumps(said | params))
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        raw_source(tmp_path, None, **wishes)
+
+
+@pytest.mark.parametrize("rows_of_embedding", [False, True])
+def test_a_head_that_is_in_no_file_is_the_embedding(
+    tmp_path: Path, rows_of_embedding: bool
+) -> None:
+    write_raw(tmp_path / "raw", "scaled, tied", 2, rows_of_embedding=rows_of_embedding)
+    without(tmp_path / "raw", "output.weight")
+    done = import_model(raw_source(tmp_path / "raw", None), tmp_path / "ours")
+    assert done.comparison.difference is not None
+    assert not done.args.model.no_weight_tying
+    without(tmp_path / "raw", "tok_embeddings.weight")
+    with pytest.raises(CheckpointError, match=r"tok_embeddings\.weight is not there"):
+        raw_source(tmp_path / "raw", None)
+
+
+def without(folder: Path, name: str) -> None:
+    """Take a tensor out of all files of ``folder``."""
+    for path in folder.glob("*.pth"):
+        tensors = torch.load(path)
+        del tensors[name]
+        torch.save(tensors, path)
 
 
 def test_a_list_of_tokens_is_no_sentence_piece_model(tmp_path: Path) -> None:

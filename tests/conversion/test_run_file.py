@@ -21,6 +21,8 @@ from megatron.tokenizer import padded_vocab_size
         (100, 100, 2, 2),
         (101, 101, 1, 1),
         (101, 101, 2, 1),  # two ranks cannot share 101 rows: one of padding
+        (1000, 10, 1, 1000),
+        (1009, 10, 2, 1024),  # nor can they share 1,009, and no smaller power of two makes room
         (100, 103, 1, 1),  # the tokenizer has ids that the model does not know
     ],
 )

@@ -95,6 +95,27 @@ def test_a_folder_of_hugging_face_travels_as_it_is(tmp_path: Path) -> None:
     assert {name: (target / name).read_text() for name in told} == told
 
 
+def test_ids_that_config_json_alone_names_come_back(tmp_path: Path) -> None:
+    """Folders of old releases have no generation_config.json."""
+    source, ours, back = tmp_path / "source", tmp_path / "ours", tmp_path / "back"
+    source.mkdir()
+    back.mkdir()
+    shutil.copy(NEOX["vocab_file"], source / "tokenizer.json")
+    (source / "tokenizer_config.json").write_text("{}")
+    (source / "config.json").write_text('{"bos_token_id": 5, "eos_token_id": [0, 3]}')
+    copy_tokenizer([source], ours)
+    args = TokenizerArgs("HFTokenizer", str(ours / "tokenizer.json"))
+    assert write_tokenizer(args, tokenizer_of(args), back) == TokenIds(5, [0, 3], None)
+
+
+def test_no_ids_are_made_up(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"\x0a\x0e")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    keys = copy_tokenizer([tmp_path], tmp_path / "copy")
+    assert keys == {"tokenizer_type": "SPMTokenizer", "vocab_file": "tokenizer.model"}
+    assert [path.name for path in (tmp_path / "copy").iterdir()] == ["tokenizer.model"]
+
+
 def test_files_beside_a_vocabulary_that_are_nobodys(tmp_path: Path) -> None:
     """A folder of data may hold other vocabularies: without tokenizer_config.json they stay there."""
     source, target = tmp_path / "data", tmp_path / "target"

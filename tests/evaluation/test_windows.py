@@ -25,7 +25,7 @@ class Lists:
 
 
 def test_literal() -> None:
-    windows = Windows(Lists([9], [1, 2, 3], [], [4, 5, 6, 7]), 1, 4, seq_length=4, filler=0)
+    windows = Windows(Lists([9], [1, 2, 3], [], [4, 5, 6, 7]), 1, 4, seq_length=4)
     assert windows.num_tokens == 7
     assert len(windows) == 2
     (batch,) = windows.batches(size=8)
@@ -65,17 +65,27 @@ def test_every_token_once(lengths: list[int], seq_length: int, size: int, ranks:
 @given(lengths=st.lists(st.integers(0, 12), min_size=1, max_size=8), seq_length=st.integers(1, 9))
 def test_windows_know_where_documents_begin(lengths: list[int], seq_length: int) -> None:
     asked = Boundaries(reset_position_ids=True, reset_attention_mask=False)
-    documents = [[number] * length for number, length in enumerate(lengths)]
+    # What fills up the last window is 0.
+    documents = [[number] * length for number, length in enumerate(lengths, start=1)]
     stream = [token for document in documents for token in document]
-    windows = Windows(
-        Lists(*documents), 0, len(documents), seq_length=seq_length, filler=99, boundaries=asked
-    )
+    windows = Windows(Lists(*documents), 0, len(documents), seq_length=seq_length, boundaries=asked)
     begin = 0
     for batch in windows.batches(size=2):
         assert batch.documents is not None
         assert batch.documents.boundaries == asked
         for inputs, starts in zip(batch.inputs[0], batch.documents.starts[0], strict=True):
-            assert inputs.tolist() == (stream[begin:] + [99] * seq_length)[:seq_length]
+            assert inputs.tolist() == (stream[begin:] + [0] * seq_length)[:seq_length]
             changes = (inputs.diff() != 0).nonzero().flatten() + 1
             assert [n for n in starts.tolist() if n < seq_length] == [0, *changes.tolist()]
             begin += seq_length
+
+
+def test_a_rank_that_reads_nothing_has_batches_of_the_same_shapes() -> None:
+    windows = Windows(Lists([1, 2, 3, 4, 5, 6, 7]), 0, 1, seq_length=4)
+    (batch,), (blank,) = (list(windows.batches(size=8, blank=blank)) for blank in (False, True))
+    assert (blank.tokens.shape, blank.loss_mask.shape) == (
+        batch.tokens.shape,
+        batch.loss_mask.shape,
+    )
+    assert (blank.first_sample, blank.num_samples) == (batch.first_sample, batch.num_samples)
+    assert not blank.loss_mask.any()

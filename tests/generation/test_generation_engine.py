@@ -147,6 +147,20 @@ def test_stops_at_the_last_position_and_says_so() -> None:
     assert "9 tokens" in got[3].message
 
 
+def test_more_tokens_than_a_model_has_positions_cost_nothing() -> None:
+    model = Scripted([65] * 8, max_positions=8)
+    (few,) = run(model, ["x"], maximum_tokens=7, temperature=1.0)  # type: ignore[arg-type]
+    (all_there_are,) = run(model, ["x"], maximum_tokens=10**15, temperature=1.0)  # type: ignore[arg-type]
+    assert (all_there_are.text, all_there_are.length) == (few.text, 7)
+    assert "8 positions" in str(all_there_are.message)
+
+
+def test_where_no_prompt_fits_nothing_is_computed() -> None:
+    (got,) = run(Scripted([], max_positions=2), ["xxx"], maximum_tokens=4)  # type: ignore[arg-type]
+    assert (got.text, got.length) == ("", 0)
+    assert "the prompt has 3 tokens" in str(got.message)
+
+
 class Padded(CharLevelTokenizer):
     """A vocabulary that the model's rows exceed."""
 

@@ -76,6 +76,36 @@ def test_unconditional(tmp_path: Path, kind: str | None) -> None:
     assert len({r["text"] for r in got}) == 3
 
 
+@pytest.mark.parametrize("given", [None, "prompts.txt"])
+def test_samples_from_nothing_have_a_place_where_none_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    args = arguments(
+        text_gen_type="unconditional", sample_output_file=None, sample_input_file=given
+    )
+    run_generation(args, small_model(), CharLevelTokenizer(), World())
+    assert [path.name for path in tmp_path.iterdir()] == ["samples.txt"]
+
+
+def test_samples_lie_beside_their_prompts_where_no_place_is_given(tmp_path: Path) -> None:
+    prompts = tmp_path / "p.txt"
+    prompts.write_bytes(b"\xef\xbb\xbfwritten by an editor that marks its files\r\n")
+    args = arguments(sample_input_file=str(prompts), sample_output_file=None)
+    run_generation(args, small_model(), CharLevelTokenizer(), World())
+    (record,) = records(tmp_path / "p.txt.output.jsonl")
+    assert record["context"] == "written by an editor that marks its files"
+
+
+def test_the_door_to_a_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = io.StringIO()
+    monkeypatch.setattr("sys.stdin", io.StringIO("thou"))
+    monkeypatch.setattr("sys.stdout", target)
+    args = arguments(text_gen_type="interactive")
+    run_generation(args, small_model(), CharLevelTokenizer(), World())
+    assert target.getvalue().startswith("Context prompt >>> Generated text: ")
+
+
 def test_an_input_file_alone_means_from_a_file(tmp_path: Path) -> None:
     prompts = tmp_path / "p.txt"
     prompts.write_text("only this")

@@ -7,6 +7,7 @@ import torch
 
 from megatron.errors import ConfigError
 from megatron.model import layout
+from tests.support.joined_layers import join_layer
 from tests.support.models import tiny_args, tiny_model
 
 
@@ -170,7 +171,7 @@ def test_neighbours_hold_the_same_key_value_head_where_there_are_fewer_than_rank
     shards = [
         {name: torch.tensor(by_rank[rank]) for name, by_rank in parts.items()} for rank in range(4)
     ]
-    joined = layout.join_layer(model, shards)
+    joined = join_layer(model, shards)
     assert {name: t.tolist() for name, t in joined.items()} == {
         "attention.query_key_value.bias": [0, 1, 2, 3, 4, 5, 6, 7]
     }
@@ -189,7 +190,7 @@ def test_a_layer_joined_from_its_shards() -> None:
             }
             for rank in range(2)
         ]
-        joined = layout.join_layer(model.model_args, shards)
+        joined = join_layer(model.model_args, shards)
         assert joined.keys() == whole.keys()
         assert all(torch.equal(joined[name], whole[name]) for name in whole)
 

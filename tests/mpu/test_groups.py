@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from megatron.errors import ConfigError
 from megatron.mpu import ParallelGroups
-from megatron.mpu.groups import Coordinates, RankGrid
+from megatron.mpu.grid import Coordinates, RankGrid
 from megatron.runtime.world import World
 from tests.support.ranks import run_ranks
 

@@ -43,6 +43,15 @@ def test_what_does_not_divide() -> None:
     )
 
 
+def test_a_world_that_is_known_later_only() -> None:
+    args = NeoXArgs.from_dict(small(model_parallel_size=2))
+    with pytest.raises(
+        ConfigError, match=r"^model_parallel_size: the layout needs a multiple of 2"
+    ) as e:
+        args.batch_sizes(3)
+    assert e.value.everywhere
+
+
 def test_two_give_the_third() -> None:
     args = configured(1, train_micro_batch_size_per_gpu=4, gradient_accumulation_steps=8)
     assert args.batch_sizes(1) == BatchSizes(32, 4, 8, 1)

@@ -43,6 +43,15 @@ def test_a_sound_configuration() -> None:
             "lr_decay_iters: 20 is beyond train_iters 10: the run ends before the learning rate has come "
             "down to min_lr 0.0001",
         ),
+        (
+            {"lr_decay_iters": None, "lr_decay_fraction": 0.5, "warmup": 1.0, "log_interval": 11},
+            "log_interval: 11 is beyond train_iters 10: no line of the log",
+        ),
+        (
+            {"lr_decay_iters": None, "warmup": 1.0},
+            "warmup: 1 x 10 decay steps = 10 steps of warm-up, the run has 10 (train_iters): the learning "
+            "rate never reaches 0.001",
+        ),
         ({"log_interval": 11}, "log_interval: 11 is beyond train_iters 10: no line of the log"),
         (
             {"optimizer": {"type": "Adam", "params": {"lr": 0}}, "min_lr": 0},
@@ -71,6 +80,11 @@ def test_a_sound_configuration() -> None:
 )
 def test_a_doubt(changes: dict[str, Any], line: str) -> None:
     assert doubts_about(**changes) == [line]
+
+
+def test_a_run_whose_steps_nobody_has_counted_yet() -> None:
+    far = {"train_iters": None, "train_epochs": 2, "warmup": 1.0, "checkpoint_factor": 10**6}
+    assert doubts_about(**far) == []
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,27 @@ def problems(**changes: Any) -> list[str]:
         ({"batch_size": 3}, "batch_size: given twice, first as train_micro_batch_size_per_gpu"),
         ({"clip_grad": -1}, "clip_grad: found -1, expected a number from 0"),
         ({"lr": 0.5}, "lr: found 0.5, but optimizer.params.lr is 0.001"),
+        (
+            {"batch_size": None, "gas": 4, "gradient_accumulation_steps": 5},
+            "gradient_accumulation_steps: given twice, first as gas with 4, here with 5",
+        ),
+        (
+            {"fp16": {"loss_scale": 1, "loss-scale": 2}},
+            "fp16.loss_scale: given twice, here as loss-scale: keep one",
+        ),
+        (
+            {"lr": 0.5, "optimizer": ["Adam"]},
+            "optimizer: found ['Adam'], expected a group of keys",
+        ),
+        (
+            {"deepspeed_extra_args": {"compile": {"enabled": True}}},
+            "deepspeed_extra_args.compile: DeepSpeed's own is not supported here: take it out",
+        ),
+        (
+            {"zero_optimization": {"zenflow": {"select_interval": [1]}}},
+            "zero_optimization.zenflow.select_interval: found [1], expected a whole number, or a text",
+        ),
+        ({"load": None, "finetune": None, "iteration": -1}, "iteration: found -1"),
         ({"world_size": "two"}, 'world_size: found "two", expected a whole number from 1'),
     ],
 )

@@ -13,10 +13,36 @@ from megatron.neox_arguments.sections import ModelArgs
 from tests.support.neox_fields import neox_fields
 from tests.support.small_config import refusal, small
 
+YARN = {
+    "rotary_scaling": "yarn",
+    "rotary_scaling_factor": 2.0,
+    "rotary_original_positions": 4,
+}
+
 
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
+        (
+            {"rotary_scaling": "linear", "pos_emb": "none"},
+            "rotary_scaling: has a meaning with pos_emb: rotary, found none",
+        ),
+        (
+            {**YARN, "rotary_scaling_factor": 0.5},
+            "rotary_scaling_factor: 0.5 is below 1: texts get longer",
+        ),
+        (
+            {**YARN, "rotary_original_positions": None},
+            "rotary_original_positions: missing: rotary_scaling: yarn follows from it",
+        ),
+        (
+            {**YARN, "rotary_scaling": "llama3", "rotary_low_freq_factor": 4.0},
+            "rotary_low_freq_factor: 4 is not below rotary_high_freq_factor 4",
+        ),
+        (
+            {**YARN, "rotary_beta_fast": 1.0},
+            "rotary_beta_fast: 1 is not above rotary_beta_slow 1",
+        ),
         (
             {"pos_emb": "rpe", "pipe_parallel_size": 2},
             "pos_emb: rpe has one table for all layers, and the 2 stages of a pipeline "
@@ -27,6 +53,49 @@ from tests.support.small_config import refusal, small
             {"pos_emb": "rpe", "rpe_max_distance": 16},
             "rpe_max_distance: 16 is within the first 16 distances (half of rpe_num_buckets)",
         ),
+        (
+            # A width of heads of its own is one that layers can be counted with.
+            {"hidden_size": 30, "head_dim": 8, "pipe_parallel_size": 6},
+            "pipe_parallel_size: 6 stages for 5 layers with weights",
+        ),
+        ({"gpt_j_tied": True}, "gpt_j_tied: attention and MLP can share a norm where they have"),
+        (
+            {"opt_pos_emb_offset": 2},
+            "opt_pos_emb_offset: has a meaning with pos_emb: learned, found rotary",
+        ),
+        (
+            {"pos_emb": "sinusoidal", "hidden_size": 33, "head_dim": 8},
+            "hidden_size: 33 is odd: pos_emb: sinusoidal has a sine and a cosine each",
+        ),
+        (
+            {"norm": "scalenorm", "norm_weight_offset": 1.0},
+            "norm_weight_offset: is added to a norm",
+        ),
+        (
+            {"activation": "relu", "gelu_form": "erf"},
+            "gelu_form: has a meaning with activation: gelu",
+        ),
+        (
+            {"use_qk_layernorm": True, "qk_norm": "head"},
+            "qk_norm: is head, but use_qk_layernorm: true means neox",
+        ),
+        (
+            {"use_qk_layernorm": True, "norm": "rmsnorm"},
+            "use_qk_layernorm: one norm over all heads (neox) is a layernorm, norm is rmsnorm",
+        ),
+        (
+            {"qk_norm": "neox", "num_kv_heads": 2},
+            "qk_norm: one norm over all heads (neox) needs as many key heads as query heads",
+        ),
+        (
+            {"qk_norm": "head", "norm": "scalenorm"},
+            "qk_norm: a norm of each head has weights, norm: scalenorm has none of that form",
+        ),
+        (
+            {"qk_norm": "neox", "context_parallel_size": 2},
+            "context_parallel_size: each rank attends with some heads, and one norm over all",
+        ),
+        ({"attention_config": [[[1], 2]]}, "attention_config: a kind of attention is a word"),
     ],
 )
 def test_what_does_not_go_together(changes: dict[str, Any], text: str) -> None:
@@ -40,6 +109,30 @@ def test_what_does_not_go_together(changes: dict[str, Any], text: str) -> None:
         (
             {"rpe_num_buckets": 8, "rpe_max_distance": 64, "pos_emb": "none"},
             "ignored: rpe_num_buckets, rpe_max_distance (pos_emb is none)",
+        ),
+        (
+            {"pos_emb": "alibi", "rotary_pct": 0.25, "rotary_emb_base": 500},
+            "ignored: rotary_pct, rotary_emb_base (pos_emb is alibi)",
+        ),
+        (
+            {"rotary_scaling_factor": 8.0},
+            "ignored: rotary_scaling_factor (rotary_scaling is none)",
+        ),
+        (
+            {**YARN, "rotary_beta_fast": 16.0, "rotary_high_freq_factor": 8.0},
+            "ignored: rotary_high_freq_factor (rotary_scaling is yarn)",
+        ),
+        (
+            {"sequence_parallel": True},
+            "ignored: sequence_parallel (there is one tensor-parallel rank)",
+        ),
+        (
+            {"activation": "relu", "bias_gelu_fusion": True},
+            "ignored: bias_gelu_fusion (activation is relu)",
+        ),
+        (
+            {"gelu_form": "erf", "bias_gelu_fusion": True},
+            "ignored: bias_gelu_fusion (gelu_form is erf)",
         ),
     ],
 )
@@ -58,6 +151,14 @@ def test_the_table_of_distances_is_counted_once() -> None:
         ModelArgs(**shape, pos_emb=kind).layer_parameter_counts(16) for kind in ("none", "rpe")
     )
     assert [b - a for a, b in zip(plain, relative, strict=True)] == [0, 0, 64, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("norm", "numbers"),
+    [("layernorm", 16), ("rmsnorm", 8), ("scalenorm", 1), ("non_parametric_layernorm", 0)],
+)
+def test_numbers_in_a_norm(norm: Any, numbers: int) -> None:
+    assert ModelArgs(norm=norm).norm_parameter_count(8) == numbers
 
 
 MUP = {"use_mup": True, "base_shapes_file": "base.yml"}

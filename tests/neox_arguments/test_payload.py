@@ -53,6 +53,14 @@ def test_another_one_under_the_same_name_stops_the_rank_and_names_its_host(
     assert len(lines) <= 10
 
 
+def test_many_differences_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    sent = payload_of(read())
+    keys = ("train_iters", "eval_interval", "eval_iters", "log_interval", "num_workers", "top_k")
+    with pytest.raises(ConfigError, match="\n    and 1 more\n"):
+        check_payload(read(**dict.fromkeys(keys, 7)), {VARIABLE: sent})
+
+
 def test_a_payload_for_other_files_is_somebody_elses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

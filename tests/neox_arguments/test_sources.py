@@ -11,7 +11,11 @@ import yaml
 
 from megatron.errors import ConfigError
 from megatron.neox_arguments import NeoXArgs
-from megatron.neox_arguments.arguments_cli import add_config_arguments, args_from_cli
+from megatron.neox_arguments.arguments_cli import (
+    RankParser,
+    add_config_arguments,
+    args_from_cli,
+)
 from tests.support.small_config import small
 
 
@@ -117,6 +121,26 @@ def test_no_text_and_too_large(base: Path) -> None:
     found = message("x.yml", "big.yml")
     assert "x.yml: is no UTF-8 text (byte 3)" in found
     assert "big.yml: is too large to be a configuration file" in found
+    # A file that can be opened, and at whose start nothing can be read.
+    assert message("/proc/self/mem") == "/proc/self/mem: cannot be read: Input/output error"
+
+
+def test_a_text_is_what_is_written(base: Path) -> None:
+    """Also where YAML would make a number of it."""
+    Path("run.yml").write_text("log_dir: 1e3\ntensorboard_dir: 010_runs\n")
+    args = NeoXArgs.from_ymls(["base.yml", "run.yml"])
+    assert (args.logging.log_dir, args.logging.tensorboard_dir) == ("1e3", "010_runs")
+
+
+def test_null_under_another_name_gives_nothing(base: Path) -> None:
+    Path("run.yml").write_text("batch_size: null\n")
+    args = NeoXArgs.from_ymls(["base.yml", "run.yml"])
+    assert args.batch.train_micro_batch_size_per_gpu == 2
+
+
+def test_a_step_needs_a_folder(base: Path) -> None:
+    found = message("base.yml", overrides=["iteration=3", "load=null"])
+    assert found == "command line: iteration: found 3, but load is not given"
 
 
 def test_conf_dir_endings_and_the_texts_are_kept(base: Path) -> None:
@@ -268,6 +292,14 @@ def test_the_ways_to_name_files(base: Path) -> None:
     ):
         assert parse(*argv).training.train_iters == 7
     assert parse("base", "--deepspeed_config", "ds.json").optim.gradient_clipping == 0.25
+
+
+def test_a_mistake_in_options_is_every_ranks() -> None:
+    parser = RankParser(prog="train.py")
+    add_config_arguments(parser)
+    with pytest.raises(ConfigError, match=r"unrecognized.*\n.*see train\.py --help") as error:
+        parser.parse_args(["--confdir", "x"])
+    assert error.value.everywhere
 
 
 def test_options_that_are_keys(base: Path) -> None:

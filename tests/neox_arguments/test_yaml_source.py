@@ -112,6 +112,7 @@ def test_json_with_tabs_and_a_byte_order_mark() -> None:
         ("a: b: c", "f.yml:1: column 5: YAML cannot be read: mapping values are not allowed here"),
         ('a: "open', "f.yml:1: column 9: YAML cannot be read: while scanning a quoted scalar"),
         ("a:\n\t- b", "f.yml:2: column 1: YAML cannot be read: while scanning for the next token"),
+        (f"a: {'9' * 1001}", "f.yml:1: a: a number of 1,001 digits means nothing here"),
         ("a: \x07", "f.yml:1: a character that YAML does not allow (code 7)"),
     ],
 )

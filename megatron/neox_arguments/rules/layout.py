@@ -26,13 +26,10 @@ def _layout_is_here(args: NeoXArgs) -> Iterator[Finding]:
         )
 
 
-@RULES.about("pipe_parallel_size", "pipe_partition_method", *REQUIRED)
+@RULES.about("pipe_parallel_size", "pipe_partition_method", "head_dim", *REQUIRED)
 def _every_stage_has_layers(args: NeoXArgs) -> Iterator[Finding]:
     parallelism = args.parallelism
-    if (
-        parallelism.pipe_parallel_size == 0
-        or args.model.hidden_size % args.model.num_attention_heads
-    ):
+    if parallelism.pipe_parallel_size == 0 or not args.model.heads_are_whole:
         return
     rows = args.expected.get("padded_vocab_size") or 0
     try:
@@ -76,12 +73,10 @@ def _profiled_in_one_piece(args: NeoXArgs) -> Iterator[Finding]:
         )
 
 
-@RULES.about("model_parallel_size", "num_attention_heads", "hidden_size")
+@RULES.about("model_parallel_size", "num_attention_heads", "hidden_size", "head_dim")
 def _tensor_parallel_ranks_share_evenly(args: NeoXArgs) -> Iterator[Finding]:
     model, ranks = args.model, args.parallelism.model_parallel_size
-    assert model.num_attention_heads
-    assert model.hidden_size
-    if model.head_dim is None and model.hidden_size % model.num_attention_heads:
+    if not model.heads_are_whole:
         return  # _heads_fit says so
     for key, size, what in (
         ("num_attention_heads", model.num_attention_heads, "the attention heads"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from megatron.neox_arguments.rules.rule import Finding, Rules
 from megatron.neox_arguments.sections.attention import ATTENTION_KINDS, expand_attention_config
 from megatron.neox_arguments.sections.norms import NORMS_WITH_WEIGHTS
+from megatron.neox_arguments.sections.positions import SCALING_KEYS
 
 if TYPE_CHECKING:
     from megatron.neox_arguments.arguments import NeoXArgs
@@ -31,14 +32,11 @@ _KINDS_NOT_YET = frozenset(
 
 @RULES.about("hidden_size", "num_attention_heads", "head_dim")
 def _heads_fit(args: NeoXArgs) -> Iterator[Finding]:
-    hidden, heads = args.model.hidden_size, args.model.num_attention_heads
-    assert hidden
-    assert heads
-    if args.model.head_dim is None and hidden % heads:
+    if not args.model.heads_are_whole:
         yield (
             "hidden_size",
-            f"{hidden} is no multiple of num_attention_heads {heads}: each head needs a whole width "
-            "(or give head_dim)",
+            f"{args.model.hidden_size} is no multiple of num_attention_heads "
+            f"{args.model.num_attention_heads}: each head needs a whole width (or give head_dim)",
         )
 
 
@@ -69,10 +67,7 @@ def _positions_suffice(args: NeoXArgs) -> Iterator[Finding]:
 @RULES.about("pos_emb", "rotary_pct", "hidden_size", "num_attention_heads", "head_dim")
 def _rotary_is_even(args: NeoXArgs) -> Iterator[Finding]:
     model = args.model
-    assert model.hidden_size
-    assert model.num_attention_heads
-    whole = model.head_dim or model.hidden_size % model.num_attention_heads == 0
-    if model.pos_emb != "rotary" or not whole:
+    if model.pos_emb != "rotary" or not model.heads_are_whole:
         return
     if model.rotary_dim < 2 or model.rotary_dim % 2:
         yield (
@@ -145,7 +140,7 @@ def _distances_have_buckets(args: NeoXArgs) -> Iterator[Finding]:
         )
 
 
-@RULES.about("pos_emb", "rotary_scaling", "rotary_scaling_factor", "rotary_original_positions")
+@RULES.about("pos_emb", "rotary_scaling", *SCALING_KEYS["llama3"], *SCALING_KEYS["yarn"])
 def _rotations_can_be_scaled(args: NeoXArgs) -> Iterator[Finding]:
     model, kind = args.model, args.model.rotary_scaling
     if kind == "none":
@@ -167,6 +162,12 @@ def _rotations_can_be_scaled(args: NeoXArgs) -> Iterator[Finding]:
             "rotary_low_freq_factor",
             f"{model.rotary_low_freq_factor:g} is not below rotary_high_freq_factor "
             f"{model.rotary_high_freq_factor:g}",
+        )
+    if kind == "yarn" and model.rotary_beta_fast <= model.rotary_beta_slow:
+        yield (
+            "rotary_beta_fast",
+            f"{model.rotary_beta_fast:g} is not above rotary_beta_slow {model.rotary_beta_slow:g}: what "
+            "turns often is kept, what turns seldom is divided",
         )
 
 

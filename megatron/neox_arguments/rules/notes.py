@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from megatron.neox_arguments.nested_keys import NOT_DEEPSPEEDS
 from megatron.neox_arguments.rules.mup import MULTIPLIERS
+from megatron.neox_arguments.sections.positions import SCALING_KEYS
 
 if TYPE_CHECKING:
     from megatron.neox_arguments.arguments import NeoXArgs
+    from megatron.neox_arguments.sections import ModelArgs
 
 # What DeepSpeed does unless it is told otherwise, which GPT-NeoX's files write out.
 _LOSS_SCALING = {"loss_scale": 0, "loss_scale_window": 1000, "min_loss_scale": 1, "hysteresis": 2}
@@ -35,21 +37,32 @@ def notes(args: NeoXArgs) -> Iterator[str]:
             yield f"ignored: {', '.join(written)} (DeepSpeed has no such option)"
     if args.data.pack_impl == "packed" and not args.data.allow_chopped:
         yield "ignored: allow_chopped (pack_impl: packed cuts documents wherever a sample ends)"
-    if model.pos_emb != "rpe":
-        keys_of_rpe = ("rpe_num_buckets", "rpe_max_distance")
-        asked = [key for key in keys_of_rpe if getattr(model, key) != getattr(type(model), key)]
-        if asked:
-            yield f"ignored: {', '.join(asked)} (pos_emb is {model.pos_emb})"
+    yield from _notes_on_positions(model)
     if not args.mup.use_mup:
-        asked = [
-            key for key in MULTIPLIERS if getattr(args.mup, key) != getattr(type(args.mup), key)
-        ]
-        if asked:
-            yield f"ignored: {', '.join(asked)} (use_mup is false)"
+        yield from _ignored(args.mup, MULTIPLIERS, "use_mup is false")
     if model.bias_gelu_fusion and model.activation != "gelu":
         yield f"ignored: bias_gelu_fusion (activation is {model.activation})"
     elif model.bias_gelu_fusion and model.gelu_form is not None:
         yield f"ignored: bias_gelu_fusion (gelu_form is {model.gelu_form})"
+
+
+def _notes_on_positions(model: ModelArgs) -> Iterator[str]:
+    kind = f"pos_emb is {model.pos_emb}"
+    if model.pos_emb != "rpe":
+        yield from _ignored(model, ("rpe_num_buckets", "rpe_max_distance"), kind)
+    if model.pos_emb != "rotary":
+        yield from _ignored(model, ("rotary_pct", "rotary_emb_base"), kind)
+    used = SCALING_KEYS[model.rotary_scaling]
+    of_others = dict.fromkeys(key for keys in SCALING_KEYS.values() for key in keys)
+    unused = (key for key in of_others if key not in used)
+    yield from _ignored(model, unused, f"rotary_scaling is {model.rotary_scaling}")
+
+
+def _ignored(section: object, keys: Iterable[str], why: str) -> Iterator[str]:
+    """The line about those of ``keys`` that have another value than their default."""
+    asked = [key for key in keys if getattr(section, key) != getattr(type(section), key)]
+    if asked:
+        yield f"ignored: {', '.join(asked)} ({why})"
 
 
 def _notes_on_recomputation(args: NeoXArgs) -> Iterator[str]:

@@ -89,6 +89,3 @@ def _the_loss_scale_is_fixed_or_dynamic(args: NeoXArgs) -> Iterator[Finding]:
             "dynamic_loss_scale",
             "is false, but loss_scale fixes no factor: give one, or take it out",
         )
-
-
-# What a run should say once.

@@ -29,7 +29,7 @@ _NOT_HERE = {
 
 
 @RULES.about("zero_optimization", "zero_stage", "pipe_parallel_size")
-def zero_stage_is_here(args: NeoXArgs) -> Iterator[Finding]:
+def _zero_stage_is_here(args: NeoXArgs) -> Iterator[Finding]:
     """The stage itself, and the pipeline."""
     stage = args.optim.zero_stage
     if stage > 3:
@@ -43,7 +43,7 @@ def zero_stage_is_here(args: NeoXArgs) -> Iterator[Finding]:
 
 
 @RULES.about("zero_optimization", "optimizer", "zero_force_ds_cpu_optimizer")
-def offloading_is_here(args: NeoXArgs) -> Iterator[Finding]:
+def _offloading_is_here(args: NeoXArgs) -> Iterator[Finding]:
     """What moves to the host's memory: from which stage on, and with which optimizer."""
     optim = args.optim
     for what, first in (("offload_optimizer", 1), ("offload_param", 3)):
@@ -83,7 +83,7 @@ def _offload_options(offload: dict[str, Any]) -> Iterator[Finding]:
 
 
 @RULES.about("zero_optimization", "prescale_gradients", "gradient_predivide_factor")
-def zero_options_are_here(args: NeoXArgs) -> Iterator[Finding]:
+def _zero_options_are_here(args: NeoXArgs) -> Iterator[Finding]:
     """Options inside ``zero_optimization``."""
     group, stage = _group(args), args.optim.zero_stage
     for option, why in _NOT_HERE.items():

@@ -5,6 +5,8 @@ says otherwise; and the text below it is what ``configs/neox_arguments.md`` show
 unless :class:`Ignored` or :class:`Refused` marks it.
 """
 
+from dataclasses import dataclass, field
+
 from megatron.neox_arguments.sections.alignment import AlignmentArgs
 from megatron.neox_arguments.sections.data import DataArgs, TokenizerArgs
 from megatron.neox_arguments.sections.deepspeed import DeepSpeedArgs, DeepSpeedExtrasArgs
@@ -23,6 +25,38 @@ from megatron.neox_arguments.sections.recomputation import RecomputationArgs
 from megatron.neox_arguments.sections.run import CheckpointingArgs, LoggingArgs, TrainingArgs
 from megatron.neox_arguments.sections.textgen import TextgenArgs
 from megatron.neox_arguments.sections.variants import VariantArgs
+
+
+@dataclass(frozen=True)
+class Sections:
+    """All of them, by the names under which code takes the one that it needs."""
+
+    parallelism: ParallelismArgs = field(default_factory=ParallelismArgs)
+    batch: BatchArgs = field(default_factory=BatchArgs)
+    model: ModelArgs = field(default_factory=ModelArgs)
+    variants: VariantArgs = field(default_factory=VariantArgs)
+    moe: MoEArgs = field(default_factory=MoEArgs)
+    mup: MupArgs = field(default_factory=MupArgs)
+    kernels: KernelArgs = field(default_factory=KernelArgs)
+    optim: OptimArgs = field(default_factory=OptimArgs)
+    lr_schedule: LRScheduleArgs = field(default_factory=LRScheduleArgs)
+    loss_scaling: LossScalingArgs = field(default_factory=LossScalingArgs)
+    tokenizer: TokenizerArgs = field(default_factory=TokenizerArgs)
+    data: DataArgs = field(default_factory=DataArgs)
+    labelled_data: LabelledDataArgs = field(default_factory=LabelledDataArgs)
+    training: TrainingArgs = field(default_factory=TrainingArgs)
+    alignment: AlignmentArgs = field(default_factory=AlignmentArgs)
+    recomputation: RecomputationArgs = field(default_factory=RecomputationArgs)
+    checkpointing: CheckpointingArgs = field(default_factory=CheckpointingArgs)
+    logging: LoggingArgs = field(default_factory=LoggingArgs)
+    trackers: TrackerArgs = field(default_factory=TrackerArgs)
+    diagnostics: DiagnosticsArgs = field(default_factory=DiagnosticsArgs)
+    textgen: TextgenArgs = field(default_factory=TextgenArgs)
+    launch: LaunchArgs = field(default_factory=LaunchArgs)
+    ds: DeepSpeedArgs = field(default_factory=DeepSpeedArgs)
+    ds_extras: DeepSpeedExtrasArgs = field(default_factory=DeepSpeedExtrasArgs)
+    legacy: LegacyArgs = field(default_factory=LegacyArgs)
+
 
 __all__ = [
     "AlignmentArgs",
@@ -45,6 +79,7 @@ __all__ = [
     "OptimArgs",
     "ParallelismArgs",
     "RecomputationArgs",
+    "Sections",
     "TextgenArgs",
     "TokenizerArgs",
     "TrackerArgs",

@@ -149,6 +149,11 @@ class ModelArgs(NormArgs, PositionArgs, AttentionArgs):
         return bool(self.num_layers)
 
     @property
+    def heads_are_whole(self) -> bool:
+        """Whether heads have a width, given or shared out evenly."""
+        return self.head_dim is not None or self.hidden_size % self.num_attention_heads == 0
+
+    @property
     def head_width(self) -> int:
         """Width of one attention head."""
         return self.head_dim or self.hidden_size // self.num_attention_heads
@@ -178,6 +183,15 @@ class ModelArgs(NormArgs, PositionArgs, AttentionArgs):
     def is_gated(self) -> bool:
         """Whether the MLP's first layer gives value and gate."""
         return self.activation in GATED_ACTIVATIONS
+
+    @property
+    def has_tanh_gelu(self) -> bool:
+        """Whether gelu, plain or of a gate, has its tanh form."""
+        if self.activation not in ("gelu", "geglu"):
+            return False
+        if self.gelu_form is not None:
+            return self.gelu_form == "tanh"
+        return self.activation == "gelu" and self.bias_gelu_fusion
 
     @property
     def asked_mlp_width(self) -> int:

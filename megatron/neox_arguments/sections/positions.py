@@ -7,6 +7,15 @@ from typing import Literal
 
 from megatron.neox_arguments.typed import NonNegativeInt, PositiveFloat, PositiveInt, Share
 
+_LONGER = ("rotary_scaling_factor", "rotary_original_positions")
+# The keys that each way of `rotary_scaling` looks at.
+SCALING_KEYS: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "linear": ("rotary_scaling_factor",),
+    "llama3": (*_LONGER, "rotary_low_freq_factor", "rotary_high_freq_factor"),
+    "yarn": (*_LONGER, "rotary_beta_fast", "rotary_beta_slow", "rotary_attention_factor"),
+}
+
 
 @dataclass(frozen=True)
 class PositionArgs:
