@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -192,6 +193,22 @@ def test_a_rank_is_killed(cluster: Cluster, folder: Path, how: str) -> None:
     end = end_of(cluster, jobs, SOON)
     check_failed(folder, end)
     assert "rank 3 on node2: ended without a word: killed?" in end.said[1]
+
+
+def test_a_host_lacks_a_file(cluster: Cluster) -> None:
+    """Before all have met: torchrun alone would let the first host wait for ranks that never come."""
+    name = "lacks"
+    folder = folder_for_run(cluster, name)
+    there = cluster.hosts[1].path(cluster.private / name)
+    there.mkdir()
+    shutil.copy(folder / "run.yml", there)
+    jobs = torchrun(cluster, "--config-file", cluster.private / name / "run.yml", cwd=folder)
+    end = end_of(cluster, jobs, SOON)
+    assert end.left == {}
+    assert not {0, TOO_LATE} & set(end.statuses.values())
+    lacks = f"{cluster.private}/lacks/run.yml: no such configuration file"
+    assert re.search(f"rank [23] on node2 cannot come: {lacks}", end.said[1]), end.said[1]
+    assert f"error: {lacks}" in end.said[2]
 
 
 def test_a_host_loses_its_network(cluster: Cluster, folder: Path) -> None:
