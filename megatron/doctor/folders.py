@@ -66,15 +66,16 @@ class SharingFacts(TypedDict):
 
 def folders_of(args: NeoXArgs) -> dict[str, RunFolder]:
     """The folders that a run of ``args`` writes to, by the key that moves them."""
+    found: dict[str, RunFolder] = {}
+    settings = args.checkpointing
+    if settings.save:
+        found["save"] = RunFolder(settings.save, not settings.use_node_local_storage)
     paths = {
         "data_local_cache_dir": args.data.data_local_cache_dir,
         "tensorboard_dir": args.logging.tensorboard_dir,
         "log_dir": args.logging.log_dir,
     }
-    found = {key: RunFolder(path) for key, path in paths.items() if path}
-    settings = args.checkpointing
-    if settings.save:
-        found["save"] = RunFolder(settings.save, not settings.use_node_local_storage)
+    found |= {key: RunFolder(path) for key, path in paths.items() if path}
     if all_paths(args.data):
         found[INDEX_STORE] = RunFolder(str(store_of(args.data).root), args.data.use_shared_fs)
     return found

@@ -17,6 +17,7 @@ from megatron.monitor.pipeline_facts import memory_of_largest_stage, pipeline_te
 from megatron.monitor.units import bytes_text, count_text, flops_text
 from megatron.neox_arguments import BatchSizes, NeoXArgs
 from megatron.neox_arguments.doubts import doubt_about_sums, doubts
+from megatron.neox_arguments.sections import LRScheduleArgs
 
 # Where no tokenizer can be asked: GPT-2's and the 20B tokenizer's vocabularies, as Pythia pads them.
 _USUAL_VOCABULARY = 50_304
@@ -198,13 +199,20 @@ def _length(args: NeoXArgs, batch: BatchSizes | None, data: DataPage) -> Iterato
         if split.name == "train":
             per_epoch = split.samples_per_epoch / batch.global_batch_size
             yield "", f"an epoch is {per_epoch:,.1f} steps"
-    schedule, optim = args.lr_schedule, args.optim
-    decay = schedule.lr_decay_iters or int((schedule.lr_decay_fraction or 1.0) * steps)
-    yield (
-        "",
-        f"learning rate up to {optim.lr:g} in {schedule.warmup * decay:,.0f} steps, then "
-        f"{schedule.lr_decay_style} to {schedule.min_lr:g} at step {decay:,}",
+    yield "", _learning_rate(args.lr_schedule, args.optim.lr, steps)
+
+
+def _learning_rate(schedule: LRScheduleArgs, lr: float, steps: int) -> str:
+    decay = schedule.decay_steps(steps)
+    text = f"learning rate up to {lr:g} in {schedule.warmup * decay:,.0f} steps, then "
+    if schedule.lr_decay_style == "constant":
+        return text + "constant"
+    end = (
+        max(lr / 2, schedule.min_lr)
+        if schedule.lr_decay_style == "exponential"
+        else schedule.min_lr
     )
+    return text + f"{schedule.lr_decay_style} to {end:g} at step {decay:,}"
 
 
 def _notes(args: NeoXArgs) -> Iterator[Row]:

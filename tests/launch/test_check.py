@@ -87,6 +87,24 @@ def test_a_whole_page(page: Any) -> None:
     assert not any(line.startswith("look at") for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("changes", "then"),
+    [
+        ({"lr_decay_style": "linear", "lr_decay_iters": 20}, "linear to 0.0001 at step 20"),
+        ({"lr_decay_style": "linear", "lr_decay_fraction": 0}, "linear to 0.0001 at step 1"),
+        ({"lr_decay_style": "exponential"}, "exponential to 0.0005 at step 30"),
+        ({"lr_decay_style": "exponential", "min_lr": 8e-4}, "exponential to 0.0008 at step 30"),
+        ({"lr_decay_style": "constant"}, "constant"),
+    ],
+    ids=str,
+)
+def test_where_the_learning_rate_ends(page: Any, changes: dict[str, Any], then: str) -> None:
+    """As the run's own schedule has it: lr is 0.001."""
+    lines = page(**{"train_iters": 30, "lr_decay_iters": None, "min_lr": 1e-4, **changes})
+    (line,) = [line for line in lines if line.startswith("learning rate up to 0.001 in ")]
+    assert line.endswith(f" steps, then {then}")
+
+
 def test_what_is_offloaded_is_said(page: Any) -> None:
     host = {"device": "cpu"}
     zero = {"stage": 3, "offload_optimizer": host, "offload_param": host}

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megatron.neox_arguments.sections import LRScheduleArgs
 from megatron.optimizers import LRSchedule
 
 
@@ -65,7 +66,8 @@ def test_no_warmup_and_warmup_as_long_as_the_run() -> None:
     ],
 )
 def test_length(iters: int, decay_iters: int | None, fraction: float | None, length: int) -> None:
-    assert LRSchedule.length_of(iters, decay_iters, fraction) == length
+    args = LRScheduleArgs(lr_decay_iters=decay_iters, lr_decay_fraction=fraction)
+    assert args.decay_steps(iters) == length
 
 
 @given(
