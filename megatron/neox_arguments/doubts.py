@@ -36,9 +36,7 @@ def _about_the_schedule(args: NeoXArgs) -> Iterator[str]:
     steps, schedule = args.training.train_iters, args.lr_schedule
     if not steps:
         return
-    decay = schedule.lr_decay_iters
-    if decay is None:
-        decay = int((schedule.lr_decay_fraction or 1.0) * steps)
+    decay = schedule.decay_steps(steps)
     warmup = schedule.warmup * decay
     if warmup >= steps:
         yield (

@@ -29,17 +29,6 @@ class LRSchedule:
     warmup: float
     style: Style
 
-    @staticmethod
-    def length_of(
-        train_iters: int, lr_decay_iters: int | None, lr_decay_fraction: float | None
-    ) -> int:
-        """N: ``lr_decay_iters``, else that fraction of ``train_iters``, else all of them."""
-        if lr_decay_iters is not None:
-            return max(1, lr_decay_iters)
-        if lr_decay_fraction is not None:
-            return max(1, int(lr_decay_fraction * train_iters))
-        return max(1, train_iters)
-
     def at(self, step: int) -> float:
         """The learning rate of the 0-based ``step``; after the end the last value stays."""
         warmup_steps = self.warmup * self.length

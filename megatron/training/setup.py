@@ -244,9 +244,7 @@ def build_schedule(args: NeoXArgs) -> LRSchedule:
     return LRSchedule(
         lr=args.optim.lr,
         min_lr=schedule.min_lr,
-        length=LRSchedule.length_of(
-            total_steps(args), schedule.lr_decay_iters, schedule.lr_decay_fraction
-        ),
+        length=schedule.decay_steps(total_steps(args)),
         warmup=schedule.warmup,
         style=schedule.lr_decay_style,
     )

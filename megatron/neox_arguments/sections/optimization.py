@@ -131,3 +131,10 @@ class LRScheduleArgs:
 
     use_checkpoint_lr_scheduler: bool = False
     """On resume: use the checkpoint's schedule, whatever this file says."""
+
+    def decay_steps(self, train_iters: int) -> int:
+        """Steps of the whole schedule in a run of ``train_iters``, warm-up included; 1 at least."""
+        if self.lr_decay_iters is not None:
+            return max(1, self.lr_decay_iters)
+        share = 1.0 if self.lr_decay_fraction is None else self.lr_decay_fraction
+        return max(1, int(share * train_iters))
