@@ -17,10 +17,10 @@ from megatron.checkpointing.universal_files import open_store
 from megatron.checkpointing.universal_pieces import Part, PartReader, whole_shapes
 from megatron.conversion.foreign_weights import ForeignWeights
 from megatron.conversion.hf_folder import CONFIG_NAME
-from megatron.conversion.our_checkpoint import Origin, find_origin
+from megatron.conversion.our_checkpoint import PRECISIONS, Origin, find_origin
 from megatron.conversion.parameters import Parameter, parameters_of
 from megatron.conversion.raw_folder import PARAMS_NAME
-from megatron.conversion.sources import PRECISIONS, hf_source, raw_source
+from megatron.conversion.sources import hf_source, raw_source
 from megatron.errors import CheckpointError
 from megatron.model import layout
 from megatron.neox_arguments import NeoXArgs

@@ -19,12 +19,15 @@ from megatron.conversion.our_checkpoint import DTYPES, Origin, WholeWeights, fin
 from megatron.conversion.output_folder import made_whole, require_free
 from megatron.conversion.parameters import counterpart
 from megatron.conversion.shards import write_tensors
-from megatron.conversion.tokenizer_files import TokenIds, tokenizer_of, write_tokenizer
+from megatron.conversion.tokenizer_files import (
+    TokenIds,
+    token_ids,
+    tokenizer_of,
+    write_tokenizer,
+)
 from megatron.errors import TokenizerError
 from megatron.runtime.durable import write_file
 from megatron.tokenizer import Tokenizer
-
-_TORCH_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,8 @@ def export_checkpoint(
         ids = TokenIds()
         if tokenizer is not None and wishes.with_tokenizer:
             ids = write_tokenizer(origin.tokenizer, tokenizer, folder)
+        elif tokenizer is not None:
+            ids = token_ids(origin.tokenizer, tokenizer)
         config = config_of(family, weights, dtype, ids)
         write_file(folder / CONFIG_NAME, json_bytes(config))
         written = _write_weights(folder, family, weights, dtype, wishes.max_shard_size)
@@ -134,7 +139,7 @@ def export_checkpoint(
         origin.info.path,
         final,
         family,
-        _TORCH_NAMES[dtype],
+        _torch_name(dtype),
         written,
         weights.vocab_size,
         compared,
@@ -170,11 +175,15 @@ def config_of(
         "model_type": family.name,
         "vocab_size": weights.vocab_size,
         # Releases 4 of transformers read the second.
-        "dtype": _TORCH_NAMES[dtype],
-        "torch_dtype": _TORCH_NAMES[dtype],
+        "dtype": _torch_name(dtype),
+        "torch_dtype": _torch_name(dtype),
         **ids.as_dict(),
         **family.write(weights.model),
     }
+
+
+def _torch_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _write_weights(

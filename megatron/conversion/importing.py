@@ -22,11 +22,11 @@ from megatron.conversion.comparison import TOLERANCE, Comparison, compare
 from megatron.conversion.families import Family
 from megatron.conversion.foreign_weights import ForeignWeights
 from megatron.conversion.new_checkpoint import RUN_FILE, NewModel, write_checkpoint
-from megatron.conversion.our_checkpoint import WholeWeights
+from megatron.conversion.our_checkpoint import PRECISIONS, WholeWeights
 from megatron.conversion.output_folder import removed_on_failure, require_free
 from megatron.conversion.parameters import parameters_of
 from megatron.conversion.run_file import run_file, vocabulary_multiple
-from megatron.conversion.sources import PRECISIONS, Source, hf_source
+from megatron.conversion.sources import Source, hf_source
 from megatron.conversion.tokenizer_files import copy_tokenizer, has_list_of_tokens, tokenizer_of
 from megatron.neox_arguments import NeoXArgs
 from megatron.runtime.durable import write_file

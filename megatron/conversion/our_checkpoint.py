@@ -30,6 +30,8 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "fp16": torch.float16,
 }
+# What `precision` calls each of them.
+PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bfloat16", torch.float16: "fp16"}
 
 
 @dataclass(frozen=True)

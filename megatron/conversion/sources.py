@@ -14,14 +14,12 @@ from megatron.conversion.families import Family
 from megatron.conversion.foreign_config import keys_of, not_understood, vocabulary_in
 from megatron.conversion.foreign_weights import Tensors
 from megatron.conversion.hf_folder import CONFIG_NAME, TensorFolder, read_json
-from megatron.conversion.our_checkpoint import DTYPES
+from megatron.conversion.our_checkpoint import DTYPES, PRECISIONS
 from megatron.conversion.raw_folder import RawFolder, read_params
 from megatron.conversion.raw_llama import RAW_LLAMA, guesses, keys_of_params
 from megatron.conversion.raw_reference import RawModel
 from megatron.errors import CheckpointError
 from megatron.neox_arguments import NeoXArgs
-
-PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bfloat16", torch.float16: "fp16"}
 
 
 @dataclass(frozen=True)

@@ -77,9 +77,8 @@ def write_tokenizer(args: TokenizerArgs, tokenizer: Tokenizer, folder: Path) -> 
             "  to do: convert without it (--no_save_tokenizer), or use another kind of tokenizer"
         )
     theirs, names = _CLASSES[tokenizer.name]
-    assert args.vocab_file is not None  # those kinds are read from files
-    source = Path(args.vocab_file)
-    source = source if source.is_dir() else source.parent
+    source = _folder_of(args)
+    assert source is not None  # those kinds are read from files
     if (source / _CONFIG).exists():
         for name in _THEIRS:
             if (source / name).exists():
@@ -89,10 +88,17 @@ def write_tokenizer(args: TokenizerArgs, tokenizer: Tokenizer, folder: Path) -> 
         for key, name in names.items():
             shutil.copyfile(files[key], folder / name)
         write_file(folder / _CONFIG, json_bytes(_config(theirs, tokenizer)))
-    ids = _ids(folder, tokenizer)
+    ids = token_ids(args, tokenizer)
     if not (folder / _GENERATION).exists():
         write_file(folder / _GENERATION, json_bytes(ids.as_dict()))
     return ids
+
+
+def _folder_of(args: TokenizerArgs) -> Path | None:
+    if args.vocab_file is None:
+        return None
+    path = Path(args.vocab_file)
+    return path if path.is_dir() else path.parent
 
 
 def _config(theirs: str, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -110,9 +116,11 @@ def _bos(tokenizer: Tokenizer) -> int:
     return (tokenizer.tokenize("") or [tokenizer.eod])[0]
 
 
-def _ids(folder: Path, tokenizer: Tokenizer) -> TokenIds:
-    if (folder / _GENERATION).exists():
-        return _ids_in(folder / _GENERATION)
+def token_ids(args: TokenizerArgs, tokenizer: Tokenizer) -> TokenIds:
+    """The ids that a folder with or without the files of ``tokenizer`` names."""
+    source = _folder_of(args)
+    if source is not None and all((source / name).exists() for name in (_CONFIG, _GENERATION)):
+        return _ids_in(source / _GENERATION)
     return TokenIds(_bos(tokenizer), tokenizer.eod, tokenizer.pad)
 
 

@@ -59,6 +59,13 @@ def test_the_layout_free_form(imported: Path) -> None:
     assert_same_tensors(imported / "theirs", imported / "back")
 
 
+def test_ids_are_named_without_the_tokenizers_files(imported: Path) -> None:
+    export_checkpoint(imported / "ours", imported / "back", wishes=ALONE)
+    config = json.loads((imported / "back" / "config.json").read_bytes())
+    assert (config["bos_token_id"], config["eos_token_id"]) == (0, 1)
+    assert not (imported / "back" / "tokenizer.json").exists()
+
+
 def test_padding_stays_here(imported: Path) -> None:
     """Rows behind the tokenizer's ids are nobody's."""
     manifest = imported / "ours" / "global_step0" / "manifest.json"
@@ -81,6 +88,7 @@ def test_the_weights_of_one_whose_tokenizer_is_gone(imported: Path) -> None:
 
 def test_one_without_an_embedding(imported: Path) -> None:
     step = as_gpt_neox_writes(imported)
+    shutil.rmtree(imported / "ours" / "tokenizer")  # which would say how many rows there are
     (file,) = step.glob("mp_rank_*_model_states.pt")
     content = torch.load(file, weights_only=False)
     content["module"] = {k: v for k, v in content["module"].items() if "embeddings" not in k}

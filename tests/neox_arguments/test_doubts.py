@@ -48,6 +48,10 @@ def test_a_sound_configuration() -> None:
             "log_interval: 11 is beyond train_iters 10: no line of the log",
         ),
         (
+            {"lr_decay_iters": None, "lr_decay_fraction": 0.0, "warmup": 1.0, "log_interval": 11},
+            "log_interval: 11 is beyond train_iters 10: no line of the log",
+        ),
+        (
             {"lr_decay_iters": None, "warmup": 1.0},
             "warmup: 1 x 10 decay steps = 10 steps of warm-up, the run has 10 (train_iters): the learning "
             "rate never reaches 0.001",

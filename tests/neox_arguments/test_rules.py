@@ -181,6 +181,10 @@ from tests.support.small_config import refusal, small
             {"reset_position_ids": True, "pos_emb": "none"},
             "reset_position_ids: pos_emb is none: there are no positions to reset",
         ),
+        (
+            {"reset_position_ids": True, "pos_emb": "rpe"},
+            "reset_position_ids: pos_emb is rpe: there are no positions to reset",
+        ),
         ({"checkpoint_factor": 2.5}, "checkpoint_factor: 2.5 is no whole number of steps"),
         (
             {"checkpoint_factor": 1, "checkpoint_scale": "log"},

@@ -63,11 +63,12 @@ def test_no_warmup_and_warmup_as_long_as_the_run() -> None:
         (11, None, 0.8, 8),
         (1000, None, None, 1000),
         (0, None, None, 1),
+        (1000, None, 0.0, 1),
     ],
 )
 def test_length(iters: int, decay_iters: int | None, fraction: float | None, length: int) -> None:
-    args = LRScheduleArgs(lr_decay_iters=decay_iters, lr_decay_fraction=fraction)
-    assert args.decay_steps(iters) == length
+    schedule = LRScheduleArgs(lr_decay_iters=decay_iters, lr_decay_fraction=fraction)
+    assert schedule.decay_steps(iters) == length
 
 
 @given(

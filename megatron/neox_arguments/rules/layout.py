@@ -111,7 +111,6 @@ def _key_value_heads_are_shared_evenly(args: NeoXArgs) -> Iterator[Finding]:
 def _context_parallel_ranks_share_heads(args: NeoXArgs) -> Iterator[Finding]:
     context, ranks = args.parallelism.context_parallel_size, args.parallelism.model_parallel_size
     heads, kv_heads = args.model.num_attention_heads, args.model.kv_heads
-    assert heads
     if heads % ranks:
         return  # _tensor_parallel_ranks_share_evenly says so
     on_rank, shared = heads // ranks, max(1, kv_heads // ranks)
@@ -145,7 +144,6 @@ def _context_parallelism_is_plain(args: NeoXArgs) -> Iterator[Finding]:
 def _tokens_are_shared_evenly(args: NeoXArgs) -> Iterator[Finding]:
     context, ranks = args.parallelism.context_parallel_size, args.parallelism.model_parallel_size
     length, sequence = args.model.seq_length, args.parallelism.sequence_parallel
-    assert length
     if context > 1 and length % (parts := context * (ranks if sequence else 1)):
         share = f"{parts} ranks (with sequence_parallel, times model_parallel_size {ranks})"
         yield (

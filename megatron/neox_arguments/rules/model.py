@@ -43,7 +43,6 @@ def _heads_fit(args: NeoXArgs) -> Iterator[Finding]:
 @RULES.about("num_attention_heads", "num_kv_heads")
 def _kv_heads_fit(args: NeoXArgs) -> Iterator[Finding]:
     heads, kv_heads = args.model.num_attention_heads, args.model.kv_heads
-    assert heads
     if heads % kv_heads:
         yield (
             "num_kv_heads",
@@ -55,8 +54,6 @@ def _kv_heads_fit(args: NeoXArgs) -> Iterator[Finding]:
 @RULES.about("seq_length", "max_position_embeddings")
 def _positions_suffice(args: NeoXArgs) -> Iterator[Finding]:
     length, positions = args.model.seq_length, args.model.max_position_embeddings
-    assert length
-    assert positions
     if length > positions:
         yield (
             "max_position_embeddings",
@@ -82,7 +79,6 @@ def _one_mlp_width(args: NeoXArgs) -> Iterator[Finding]:
     model = args.model
     if model.intermediate_size is None or model.expansion_factor is None:
         return
-    assert model.hidden_size
     if model.intermediate_size != int(model.expansion_factor * model.hidden_size):
         yield (
             "intermediate_size",
@@ -228,7 +224,6 @@ def _all_heads_are_here(args: NeoXArgs) -> Iterator[Finding]:
 def _attention_is_known(args: NeoXArgs) -> Iterator[Finding]:
     if args.model.attention_config is None:
         return
-    assert args.model.num_layers
     try:
         kinds = expand_attention_config(args.model.attention_config, args.model.num_layers)
     except ValueError as error:

@@ -109,7 +109,8 @@ def _blends_are_whole(args: NeoXArgs) -> Iterator[Finding]:
 
 @RULES.about("reset_position_ids", "pos_emb")
 def _positions_are_there(args: NeoXArgs) -> Iterator[Finding]:
-    if args.data.reset_position_ids and args.model.pos_emb in ("none", "alibi"):
+    # What rpe and alibi add to scores depends on where tokens lie, whatever their positions are called.
+    if args.data.reset_position_ids and args.model.pos_emb in ("none", "alibi", "rpe"):
         yield (
             "reset_position_ids",
             f"pos_emb is {args.model.pos_emb}: there are no positions to reset, take it out",

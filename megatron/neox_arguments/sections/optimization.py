@@ -133,7 +133,7 @@ class LRScheduleArgs:
     """On resume: use the checkpoint's schedule, whatever this file says."""
 
     def decay_steps(self, train_iters: int) -> int:
-        """The schedule's length, warm-up included, in a run of ``train_iters`` steps."""
+        """Steps of the whole schedule in a run of ``train_iters``, warm-up included; 1 at least."""
         if self.lr_decay_iters is not None:
             return max(1, self.lr_decay_iters)
         share = 1.0 if self.lr_decay_fraction is None else self.lr_decay_fraction
