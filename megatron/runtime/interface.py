@@ -7,20 +7,16 @@ can reach it. Here the interface is taken at which the hosts have met. NCCL choo
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
-import struct
 from collections.abc import MutableMapping
-from pathlib import Path
 from typing import Final
+
+import psutil  # type: ignore[import-untyped] # DeepSpeed needs it too
 
 from megatron.runtime.peer_link import is_loopback
 
 _VARIABLE: Final = "GLOO_SOCKET_IFNAME"
-_SIOCGIFADDR: Final = 0x8915  # linux/sockios.h
-_IFREQ: Final = struct.Struct("16s4s4s232s")  # name; family and port; IPv4 address; the rest
-_IPV6_TABLE: Final = Path("/proc/net/if_inet6")
 
 
 def choose_interface(address: str | None, env: MutableMapping[str, str] | None = None) -> None:
@@ -55,20 +51,8 @@ def _name_stays_here() -> bool:
 
 
 def interface_of(address: str) -> str | None:
-    """The name of the interface with this IP address; None where there is none (or on no Linux)."""
-    wanted = address.partition("%")[0]
-    if ":" in wanted:
-        packed = socket.inet_pton(socket.AF_INET6, wanted).hex()
-        rows = _IPV6_TABLE.read_text().splitlines() if _IPV6_TABLE.exists() else []
-        return next((row.split()[-1] for row in rows if row.startswith(packed)), None)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(
-                    probe.fileno(), _SIOCGIFADDR, _IFREQ.pack(name.encode(), b"", b"", b"")
-                )
-            except OSError:  # it has no such address
-                continue
-            if socket.inet_ntoa(_IFREQ.unpack(answer)[2]) == wanted:
-                return name
+    """The name of the interface with this IP address; None where there is none."""
+    for name, found in psutil.net_if_addrs().items():
+        if any(each.address.partition("%")[0] == address.partition("%")[0] for each in found):
+            return str(name)
     return None

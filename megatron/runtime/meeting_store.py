@@ -106,6 +106,8 @@ def _knock(world: World, place: _Address, deadline: float, patience_s: float) ->
             problem: OSError = ConnectionRefusedError("Connection refused")
         except OSError as error:
             problem = error
+        except UnicodeError as error:  # no name of a host has such a form
+            problem = socket.gaierror(socket.EAI_NONAME, str(error))
         if time.monotonic() + pause > deadline:
             raise LaunchError(_unreachable(world, place, problem, patience_s)) from problem
         time.sleep(pause)

@@ -7,8 +7,9 @@ import uuid
 from dataclasses import replace
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
-from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
+from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 
 from megatron import logging as neox_logging
 from megatron.errors import LaunchError
@@ -57,12 +58,12 @@ def start_process(
         local_device(world.local_rank)
     backend = chosen_backend(backend)
     world, store = _meet(world)
-    local_device(world.local_rank)
+    device = local_device(world.local_rank)
     place = {"RANK": world.rank, "WORLD_SIZE": world.size, "LOCAL_RANK": world.local_rank}
     os.environ.update({name: str(number) for name, number in place.items()})
     usual_s = collective_timeout_s if backend == "gloo" else COLLECTIVE_TIMEOUT_S
     try:
-        group = _make_groups(world, store, backend, usual_s, collective_timeout_s)
+        group = _make_groups(world, store, backend, device, usual_s, collective_timeout_s)
     except (dist.DistError, RuntimeError, OSError) as error:
         raise LaunchError(_connection_text(world, error)) from error
     # It finds the process group, and makes its own objects around it.
@@ -99,8 +100,8 @@ def _meet(world: World) -> tuple[World, Store]:
     if world.size == 1:
         return world, HashStore()
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    if not os.environ.get("MASTER_PORT", "").isdigit():
-        found = os.environ.get("MASTER_PORT")
+    found = os.environ.get("MASTER_PORT")
+    if found is None or not (found.isdigit() and 0 < int(found) < 2**16):
         raise LaunchError(
             f"environment: WORLD_SIZE={world.size} but MASTER_PORT is "
             f"{'not set' if found is None else repr(found)}: start the ranks with ./deepy.py, torchrun or "
@@ -120,27 +121,39 @@ def _meet(world: World) -> tuple[World, Store]:
 
 
 def _make_groups(
-    world: World, store: Store, backend: str, usual_s: float, patient_s: float
+    world: World, store: Store, backend: str, device: torch.device, usual_s: float, patient_s: float
 ) -> dist.ProcessGroup:
-    """Make the default group, whose collectives wait ``usual_s`` seconds, and return gloo's.
-
-    Gloo connects each rank with each other at once, and has as long for it as a collective: a closed port
-    would show after half an hour. So the groups are made with less patience than they then get.
-    """
-    connecting = timedelta(seconds=min(MEETING_PATIENCE_S, patient_s))
-    is_gloo = backend == "gloo"
+    """Make the default group, whose collectives wait ``usual_s`` seconds, and return gloo's."""
+    trial = _try_ways(world, store)  # open until all have connected anew
+    store.set_timeout(timedelta(seconds=usual_s))
     dist.init_process_group(
         backend,
         store=store,
         rank=world.rank,
         world_size=world.size,
-        timeout=connecting if is_gloo else timedelta(seconds=usual_s),
+        timeout=timedelta(seconds=usual_s),
+        # As DeepSpeed has it: NCCL then connects at once, and knows its device.
+        device_id=device if backend == "nccl" and world.size > 1 else None,
     )
-    group = dist.group.WORLD if is_gloo else dist.new_group(backend="gloo", timeout=connecting)
+    group = dist.group.WORLD
+    if backend != "gloo":
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=patient_s))
     assert group is not None
-    # There is no public name for it.
-    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=patient_s), group)
+    del trial
     return group
+
+
+def _try_ways(world: World, store: Store) -> object:
+    """Connect one rank of each node with each other, as gloo does, for a trial.
+
+    A group has as long to connect as its collectives may take: a closed port would show after half an
+    hour.
+    """
+    if world.num_nodes == 1 or not world.is_local_first:
+        return None
+    number = store.add("trial/nodes", 1) - 1
+    patience = timedelta(seconds=MEETING_PATIENCE_S)
+    return dist.ProcessGroupGloo(PrefixStore("trial", store), number, world.num_nodes, patience)
 
 
 def _connection_text(world: World, error: Exception) -> str:

@@ -3,8 +3,9 @@
 A collective that waits for a rank that never came would wait for half an hour and name nobody. Here
 rank 0 counts the signatures in the store and tells all others what has come of it::
 
-    rank/<r>    how often rank r has signed in      who/<r>   its host, as JSON
-    came        ranks that have signed in           problem   why a rank cannot come, or must not
+    size        WORLD_SIZE of the first to come     rank/<r>  how often rank r has signed in
+    came        ranks that have signed in           who/<r>   its host, as JSON
+    problem     why a rank cannot come, or must not
     verdict     JSON: what rank 0 has found
 
 Nobody waits longer than ``patience_s``, and not that long for a rank that has said why it does not come.
@@ -25,6 +26,7 @@ from typing import Any, Final
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from megatron.errors import LaunchError, words_of
+from megatron.ranks import is_own_address
 from megatron.runtime.meeting_store import MeetingStore, holds_store, open_store
 from megatron.runtime.world import World
 
@@ -77,6 +79,9 @@ def call_roll(world: World, meeting: MeetingStore, patience_s: float) -> Attenda
         os.getpid(),
         meeting.its_address,
     )
+    size = int(store.compare_set("size", "", str(world.size)))
+    if size != world.size:
+        raise LaunchError(_other_size(store, world, size))
     if store.add(f"rank/{world.rank}", 1) > 1:
         raise LaunchError(_twice(store, world, mine))
     store.set(f"who/{world.rank}", json.dumps(vars(mine)))
@@ -89,7 +94,8 @@ def call_roll(world: World, meeting: MeetingStore, patience_s: float) -> Attenda
         time.sleep(_READING_S)
         raise LaunchError(problem, everywhere=True)
     signatures = _signatures(store, range(world.size))
-    ways = [each.way for each in signatures if each.node != world.node_rank and each.way]
+    here = (mine.host, mine.node)
+    ways = [each.way for each in signatures if (each.host, each.node) != here and each.way]
     found = Attendance(len({each.node for each in signatures}), ways[0] if ways else None)
     store.set("verdict", json.dumps(vars(found)))
     return found
@@ -107,7 +113,7 @@ def problems_are_told() -> Iterator[None]:
     except (Exception, SystemExit) as error:
         if not isinstance(error, SystemExit) or error.code:
             # At worst the others are told later that this rank is missing.
-            with suppress(LaunchError, RuntimeError):
+            with suppress(LaunchError, RuntimeError, ValueError, OSError):
                 _tell(World.from_env(), error)
         raise
 
@@ -127,40 +133,43 @@ def _tell(world: World, error: BaseException) -> None:
 
 def _wait_for_all(store: Store, world: World, patience_s: float) -> str | None:
     """Rank 0: why the run cannot start; None when all have come."""
-    deadline, pause = time.monotonic() + patience_s, _FIRST_PAUSE
-    while store.add("came", 0) < world.size:
+    for _ in _pauses(patience_s):
+        if store.add("came", 0) >= world.size:
+            return None
         if store.check(["problem"]):
             return store.get("problem").decode()
-        if time.monotonic() > deadline:
-            return _missing(store, world, patience_s)
+    return _missing(store, world, patience_s)
+
+
+def _pauses(patience_s: float) -> Iterator[None]:
+    """Until ``patience_s`` seconds are over, in growing pauses: Ctrl-C ends them, a wait of torch's not."""
+    deadline, pause = time.monotonic() + patience_s, _FIRST_PAUSE
+    while time.monotonic() < deadline:
+        yield
         time.sleep(pause)
         pause = min(1.5 * pause, _LONGEST_PAUSE)
-    return None
 
 
 def _hear_verdict(store: Store, world: World, patience_s: float) -> Attendance:
+    here = f"rank {world.rank} on {world.hostname}"
+    remedy = "\n  to do: see the log of rank 0's host"
     try:
-        store.wait(["verdict"], timedelta(seconds=patience_s + _MARGIN_S))
+        for _ in _pauses(patience_s + _MARGIN_S):
+            if store.check(["verdict"]):
+                break
+        else:
+            has_come = store.check(["who/0"])
+            what = "waits for others since later than this rank" if has_come else "has not come"
+            raise LaunchError(f"{here}: rank 0 {what}, after {patience_s:g} s{remedy}")
         verdict: dict[str, Any] = json.loads(store.get("verdict"))
     except RuntimeError as error:
-        raise LaunchError(_no_verdict(store, world, error)) from error
+        words = next(iter(str(error).strip().splitlines()), "")
+        raise LaunchError(
+            f"{here}: rank 0 has ended before all ranks had come\n  found: {words}{remedy}"
+        ) from error
     if "problem" in verdict:
         raise LaunchError(verdict["problem"], everywhere=True)
     return Attendance(**verdict)
-
-
-def _no_verdict(store: Store, world: World, error: RuntimeError) -> str:
-    """Rank 0 never came (the store is an agent's), or ended while this rank waited."""
-    try:
-        came = store.check(["rank/0"])
-    except RuntimeError:
-        came = True  # the store is gone: it was in rank 0
-    what = "rank 0 has ended before all ranks had come" if came else "rank 0 has not come"
-    words = next(iter(str(error).strip().splitlines()), "")
-    return (
-        f"rank {world.rank} on {world.hostname}: {what}\n  found: {words}\n"
-        "  to do: see the log of rank 0's host"
-    )
 
 
 def _signatures(store: Store, ranks: Iterable[int]) -> list[Signature]:
@@ -168,6 +177,17 @@ def _signatures(store: Store, ranks: Iterable[int]) -> list[Signature]:
     return [
         Signature(**json.loads(each)) for each in store.multi_get([f"who/{rank}" for rank in ranks])
     ]
+
+
+def _other_size(store: Store, world: World, size: int) -> str:
+    """Tell everybody, and this process, that it counts other ranks than the first to come."""
+    text = (
+        f"rank {world.rank} on {world.hostname} has WORLD_SIZE={world.size}, the first to come has {size}\n"
+        "  to do: start all hosts with the same numbers of nodes and of processes on each, and see whether "
+        "two runs were given the same MASTER_ADDR and MASTER_PORT"
+    )
+    store.set("problem", text)
+    return text
 
 
 def _twice(store: Store, world: World, mine: Signature) -> str:
@@ -200,10 +220,13 @@ def _missing(store: Store, world: World, patience_s: float) -> str:
     came: dict[str, list[int]] = {}
     for rank, each in here.items():
         came.setdefault(each.host, []).append(rank)
+    address = os.environ["MASTER_ADDR"]
+    elsewhere = f"  MASTER_ADDR: {address} is no address of {world.hostname}, where rank 0 is: is it right?\n"
     return (
         f"{len(missing)} of {world.size} ranks have not come within {patience_s:g} s\n"
         f"  missing: {_by_host(known)}\n"
         f"  here: {_by_host(came)}\n"
+        f"{'' if is_own_address(address) else elsewhere}"
         "  to do: see the logs of the missing ones' hosts: were they started, and did they say why they "
         "ended? ./deepy.py doctor tries the ways between the hosts"
     )

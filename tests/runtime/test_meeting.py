@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import re
 import socket
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from multiprocessing.connection import Connection
 from unittest import mock
 
 import pytest
+import torch
+import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 import tests.support.ranks  # noqa: F401 - says what the fork server imports
@@ -30,7 +33,7 @@ pytestmark = pytest.mark.ranks
 _context = multiprocessing.get_context("forkserver")
 
 # Seconds.
-PATIENCE = 2.0
+PATIENCE = 6.0
 TOO_LONG = 60.0
 
 Place = Mapping[str, str]
@@ -98,6 +101,19 @@ def one_does_not_come() -> list[object]:
     )
 
 
+def sizes_differ() -> list[object]:
+    port = free_port()
+    return outcomes([(rank(0, 3, port), "alpha"), (rank(3, 4, port), "beta")])
+
+
+def no_port_has_this_number() -> list[object]:
+    return outcomes([(rank(1, 2, 99_999), "beta")])
+
+
+def no_host_has_such_a_name() -> list[object]:
+    return outcomes([(rank(1, 2, free_port()) | {"MASTER_ADDR": "node..1"}, "beta")])
+
+
 def one_cannot_come() -> list[object]:
     port = free_port()
     broken = rank(2, 3, port) | {"FAILS": "data.bin: gone\n  to do: bring it back"}
@@ -159,6 +175,9 @@ def only_ranks_are_known() -> list[object]:
 
 CASES = (
     one_does_not_come,
+    sizes_differ,
+    no_port_has_this_number,
+    no_host_has_such_a_name,
     one_cannot_come,
     the_first_cannot_come_to_its_agent,
     nobody_listens,
@@ -174,7 +193,7 @@ CASES = (
 @pytest.fixture(scope="module")
 def found() -> Mapping[str, list[object]]:
     """What has come of each case. They run beside each other: most of it is waiting."""
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(len(CASES)) as pool:
         ends = pool.map(lambda case: case(), CASES)
         return dict(zip((case.__name__ for case in CASES), ends, strict=True))
 
@@ -184,7 +203,7 @@ def test_who_is_missing_is_named_to_all(found: Mapping[str, list[object]]) -> No
     assert others == [first, first]
     lines = str(first).splitlines()
     assert lines[:3] == [
-        "2 of 5 ranks have not come within 2 s",
+        "2 of 5 ranks have not come within 6 s",
         "  missing: 3 on beta; 4 on hosts of which no rank has come",
         "  here: 0-1 on alpha; 2 on beta",
     ]
@@ -204,12 +223,24 @@ def test_what_stands_in_the_way_is_said(found: Mapping[str, list[object]]) -> No
     (refused,) = found["nobody_listens"]
     assert re.match(
         r"rank 1 on beta cannot reach rank 0 at 127\.0\.0\.1:\d+\n"
-        r"  found: Connection refused, again and again for 2 s\n  to do: see the log of rank 0's host",
+        r"  found: Connection refused, again and again for 6 s\n  to do: see the log of rank 0's host",
         str(refused),
     )
     (unknown,) = found["no_such_name"]
     assert "cannot reach rank 0 at nowhere.invalid:" in str(unknown)
     assert "set master_addr (MASTER_ADDR) to a name or an address that every host" in str(unknown)
+
+    (odd,) = found["no_host_has_such_a_name"]
+    assert "cannot reach rank 0 at node..1:" in str(odd)
+    (port,) = found["no_port_has_this_number"]
+    assert str(port).startswith("environment: WORLD_SIZE=2 but MASTER_PORT is '99999'")
+
+
+def test_starts_that_count_other_ranks(found: Mapping[str, list[object]]) -> None:
+    for end in found["sizes_differ"]:
+        assert re.search(
+            r"^rank \d on \w+ has WORLD_SIZE=[34], the first to come has [34]\n", str(end)
+        )
 
 
 def test_a_port_of_another_program(found: Mapping[str, list[object]]) -> None:
@@ -232,7 +263,7 @@ def test_two_that_say_they_are_the_same(found: Mapping[str, list[object]]) -> No
 
 def test_a_store_in_an_agent_waits_for_rank_0_no_longer(found: Mapping[str, list[object]]) -> None:
     (end,) = found["the_first_does_not_come_to_its_agent"]
-    assert str(end).startswith("rank 1 on beta: rank 0 has not come\n")
+    assert str(end).startswith("rank 1 on beta: rank 0 has not come, after 6 s\n")
 
 
 def test_nodes_are_counted(found: Mapping[str, list[object]]) -> None:
@@ -272,3 +303,37 @@ def test_an_interface_that_the_user_has_chosen_stays() -> None:
     env = {"GLOO_SOCKET_IFNAME": "ib0"}
     choose_interface("192.0.2.1", env)
     assert env == {"GLOO_SOCKET_IFNAME": "ib0"}
+
+
+def late_messages(world: World) -> tuple[float, float]:
+    """A message and a key of the store that come later than ranks wait for each other at the start."""
+    store = dist.distributed_c10d._get_default_store()
+    if world.rank == 0:
+        time.sleep(3.0)
+        store.set("late", "1")
+        dist.send(torch.tensor([7.0]), 1)
+        return 0.0, 7.0
+    got = torch.zeros(1)
+    key = float(store.get("late"))
+    dist.recv(got, 0)
+    return key, got.item()
+
+
+def short_patience(pipe: Connection, place: Place) -> None:
+    os.environ.update(place)
+    with mock.patch.object(process, "MEETING_PATIENCE_S", 1.5):
+        pipe.send(late_messages(start_process("gloo")))
+    os._exit(0)
+
+
+def test_the_patience_of_the_start_is_none_of_the_run() -> None:
+    port = free_port()
+    pipes = []
+    for number in range(2):
+        ours, theirs = _context.Pipe(duplex=False)
+        place = rank(number, 2, port) | {"GROUP_RANK": str(number)}
+        _context.Process(target=short_patience, args=(theirs, place), daemon=True).start()
+        theirs.close()
+        pipes.append(ours)
+    assert all(pipe.poll(TOO_LONG) for pipe in pipes)
+    assert [pipe.recv() for pipe in pipes] == [(0.0, 7.0), (1.0, 7.0)]
