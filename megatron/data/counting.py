@@ -10,9 +10,8 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from megatron.data.index_maps import Order, epochs_needed, samples_in
+from megatron.data.index_maps import Order, epochs_needed, samples_in, samples_of_epochs
 from megatron.data.index_store import IndexStore
-from megatron.data.run_length import samples_of_epochs
 from megatron.data.whole_documents import WholeDocuments
 
 _MOST_REMEMBERED: Final = 10_000  # epochs

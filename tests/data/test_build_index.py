@@ -8,7 +8,7 @@ import pytest
 from token_files import letters, write_documents
 
 from megatron.data.build_index import main
-from megatron.data.datasets import build_datasets
+from megatron.data.datasets import DataRequest, build_datasets
 from megatron.data.splits import samples_wanted
 from megatron.errors import NeoXError
 from megatron.neox_arguments import NeoXArgs
@@ -48,17 +48,19 @@ def test_a_run_finds_what_the_tool_built(
     store = config.parent / "data" / "index_store"
     before = sorted(store.iterdir())
     data = build_datasets(
-        args.data,
-        seq_length=args.model.seq_length,
-        seed=training.seed,
-        wanted=samples_wanted(
-            training.train_iters,
-            training.eval_interval,
-            training.eval_iters,
-            args.batch_sizes(2).global_batch_size,
+        DataRequest(
+            args.data,
+            seq_length=args.model.seq_length,
+            seed=training.seed,
+            wanted=samples_wanted(
+                training.train_iters,
+                training.eval_interval,
+                training.eval_iters,
+                args.batch_sizes(2).global_batch_size,
+            ),
+            vocab_size=512,
         ),
-        world=World(),
-        vocab_size=512,
+        World(),
     )
     assert data.test is not None
     assert sorted(store.iterdir()) == before

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from token_files import data_args, letters, write_documents
 
-from megatron.data.datasets import DataSplits, build_datasets, describe_difference
+from megatron.data.datasets import DataRequest, DataSplits, build_datasets
+from megatron.data.split_plan import describe_difference
 from megatron.data.splits import SampleCounts
 from megatron.errors import BarrierError, DataError, NeoXError
 from megatron.runtime.world import World
@@ -21,12 +22,14 @@ def build(
 ) -> DataSplits:
     data = {key: options.pop(key) for key in list(options) if key in vars(data_args(prefix))}
     return build_datasets(
-        data_args(prefix, **data),
-        seq_length=seq_length,
-        seed=options.pop("seed", 1234),
-        wanted=SampleCounts(*counts),
-        world=World(),
-        **options,
+        DataRequest(
+            data_args(prefix, **data),
+            seq_length=seq_length,
+            seed=options.pop("seed", 1234),
+            wanted=SampleCounts(*counts),
+            **options,
+        ),
+        World(),
     )
 
 

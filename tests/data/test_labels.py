@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from token_files import data_args, write_documents
 
-from megatron.data.datasets import Samples, build_datasets
-from megatron.data.loader import StepBatch, build_step_loader
+from megatron.data.datasets import DataRequest, Samples, build_datasets
+from megatron.data.loader import build_step_loader
 from megatron.data.splits import SampleCounts
+from megatron.data.step_batch import StepBatch
 from megatron.errors import DataError
 from megatron.neox_arguments import BatchSizes
 from megatron.runtime.world import World
@@ -31,7 +32,15 @@ def build(folder: Path, labels: Any = LABELS, **changes: Any) -> Samples:
     )
     wanted = SampleCounts(3, 0, 0)
     train = build_datasets(
-        settings, seq_length=4, seed=1, wanted=wanted, world=World(), vocab_size=100, pad_id=99
+        DataRequest(
+            settings,
+            seq_length=4,
+            seed=1,
+            wanted=wanted,
+            vocab_size=100,
+            pad_id=99,
+        ),
+        World(),
     ).train
     assert train is not None
     return train

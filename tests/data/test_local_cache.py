@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from megatron.data import local_cache, local_copy
-from megatron.data.datasets import DataSplits, build_datasets
+from megatron.data.datasets import DataRequest, DataSplits, build_datasets
 from megatron.data.indexed_dataset import make_dataset
 from megatron.data.local_cache import Lease, LocalCache, stage
 from megatron.data.local_copy import Source
@@ -251,7 +251,13 @@ def start(tmp_path: Path, **changes: Any) -> DataSplits:
     paths = tuple(str(tmp_path / "data" / f"d{number}") for number in range(2))
     args = data_args(tmp_path, data_path=None, train_data_paths=paths, **changes)
     return build_datasets(
-        args, seq_length=8, seed=1234, wanted=SampleCounts(20, 0, 0), world=World()
+        DataRequest(
+            args,
+            seq_length=8,
+            seed=1234,
+            wanted=SampleCounts(20, 0, 0),
+        ),
+        World(),
     )
 
 

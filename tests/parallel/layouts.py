@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron.data.loader import StepBatch
+from megatron.data.step_batch import StepBatch
 from megatron.model import layout
 from megatron.mpu import ParallelGroups
 from megatron.neox_arguments import NeoXArgs
