@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from fractions import Fraction
+from itertools import accumulate
 from typing import Final, Protocol
 
 import numpy as np
@@ -115,9 +116,5 @@ class WholeCount:
         epochs = 1
         while (found := sum(self.counts(epochs))) < samples:
             epochs += max(1, (samples - found) // (2 * self.per_epoch))
-        counts, total = self.counts(epochs), 0
-        for number, count in enumerate(counts, start=1):
-            total += count
-            if total >= samples:
-                return number
-        return epochs
+        totals = accumulate(self.counts(epochs))
+        return next(number for number, total in enumerate(totals, start=1) if total >= samples)

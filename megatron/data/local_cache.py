@@ -261,12 +261,8 @@ def _bytes_in(folder: Path) -> int:
 def _lock(path: Path) -> int | None:
     """A descriptor that holds the lock on ``path`` until it is closed; None where another one does."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        if try_lock(descriptor):
-            return descriptor
-    except OSError:
-        os.close(descriptor)
-        raise
+    if try_lock(descriptor):
+        return descriptor
     os.close(descriptor)
     return None
 

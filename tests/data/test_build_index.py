@@ -87,3 +87,19 @@ def test_epochs_instead_of_steps(config: Path, capsys: pytest.CaptureFixture[str
     # 32 documents of 11 tokens: 703 // 16
     assert "train_epochs: 2 × 352 tokens = 43 samples; // 8 samples a step = 5 steps" in said
     assert "40 samples wanted, epochs: 2" in said
+
+
+def test_of_many_datasets_the_first_are_listed(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [write_documents(config.parent / f"part{i}", letters(12 + i)) for i in range(11)]
+    text = config.read_text().replace(
+        f"data_path: {config.parent}/data/tiny\nsplit: 80,10,10",
+        f"train_data_paths: [{', '.join(map(str, paths))}]",
+    )
+    config.write_text(text)
+    main([str(config), "--world-size", "2", "--verify"])
+    said = capsys.readouterr().out
+    assert said.count(": built, verified") == 10
+    assert "  … 2 more" in said
+    assert "valid:" not in said

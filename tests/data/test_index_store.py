@@ -24,6 +24,7 @@ from megatron.data.recipes import IndexRecipe
 from megatron.data.sources import store_of
 from megatron.data.split_plan import DataPlan
 from megatron.data.splits import SampleCounts
+from megatron.data.stored_arrays import StoredArrays
 from megatron.errors import DataError, NeoXError
 from megatron.runtime import fs_barrier
 from megatron.runtime.fs_barrier import build_or_wait
@@ -415,3 +416,12 @@ def test_nodes_with_their_own_disks_build_their_own(tmp_path: Path) -> None:
     for outcome in run_outcomes(2, start_on_own_disk, prefixes, env_of_rank=two_nodes):
         assert outcome.error is not None
         assert "the token files differ between the nodes" in outcome.error
+
+
+def test_an_array_that_is_gone_is_said(prefix: Path) -> None:
+    start(prefix)
+    (the_maps(prefix) / "doc_idx.npy").unlink()
+    with pytest.raises(
+        DataError, match=r"doc_idx\.npy: No such file or directory: remove the folder"
+    ):
+        StoredArrays(the_maps(prefix))

@@ -104,3 +104,12 @@ def test_files_that_do_not_fit(tmp_path: Path, labels: Any, message: str) -> Non
     with pytest.raises(DataError, match=message) as error:
         build(tmp_path, labels)
     assert str(tmp_path / "label") in str(error.value)
+
+
+def test_a_label_beyond_the_vocabulary_is_said_with_its_place(tmp_path: Path) -> None:
+    train = build(tmp_path)
+    labels = np.memmap(tmp_path / "label.bin", np.int32, mode="r+")
+    labels[9] = 100
+    labels.flush()
+    with pytest.raises(DataError, match=r"label\.bin: token 5 of document 1 has the id 100"):
+        steps(train)

@@ -288,3 +288,9 @@ def test_a_blend_reads_the_copies_and_is_the_same(
     for path in (tmp_path / "data").glob("*.bin"):  # the copies are what is read
         path.write_bytes(bytes(path.stat().st_size))
     assert [sample.tokens.tolist() for sample in staged.train] == expected  # type: ignore[attr-defined]
+
+
+def test_a_source_that_is_gone_is_said(prefix: Path) -> None:
+    Path(f"{prefix}.idx").unlink()
+    with pytest.raises(DataError, match=r"d\.idx: No such file"):
+        Source.of(str(prefix))
