@@ -13,6 +13,7 @@ from megatron.errors import CheckpointError
 from megatron.model import layout
 from megatron.neox_arguments.sections import ModelArgs
 from tests.support.models import tiny_args
+from tests.support.whole_layers import join_layer
 
 BY_NAME = {family.name: family for family in FAMILIES}
 
@@ -116,6 +117,6 @@ def test_pieces_join_and_so_do_ranks(drawn: tuple[Family, ModelArgs, int]) -> No
             }
             for rank in range(size)
         ]
-        joined = layout.join_layer(model, shards)
+        joined = join_layer(model, shards)
         assert joined.keys() == tensors.keys()
         assert all(torch.equal(joined[name], tensors[name]) for name in tensors)

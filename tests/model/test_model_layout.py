@@ -8,6 +8,7 @@ import torch
 from megatron.errors import ConfigError
 from megatron.model import layout
 from tests.support.models import tiny_args, tiny_model
+from tests.support.whole_layers import join_layer, join_shards
 
 
 def names(**changes: object) -> set[str]:
@@ -144,7 +145,7 @@ def test_shards_of_every_parameter_join_to_the_whole(kv_heads: int, size: int) -
         for name, whole in layer.named_parameters():
             split = layout.partition(model.model_args, name, whole.shape)
             shards = [layout.take_shard(whole, split, rank, size) for rank in range(size)]
-            assert torch.equal(layout.join_shards(shards, split), whole), (index, name)
+            assert torch.equal(join_shards(shards, split), whole), (index, name)
             if split is not None:
                 assert shards[0].numel() * size == whole.numel(), (index, name)
 
@@ -170,7 +171,7 @@ def test_neighbours_hold_the_same_key_value_head_where_there_are_fewer_than_rank
     shards = [
         {name: torch.tensor(by_rank[rank]) for name, by_rank in parts.items()} for rank in range(4)
     ]
-    joined = layout.join_layer(model, shards)
+    joined = join_layer(model, shards)
     assert {name: t.tolist() for name, t in joined.items()} == {
         "attention.query_key_value.bias": [0, 1, 2, 3, 4, 5, 6, 7]
     }
@@ -189,7 +190,7 @@ def test_a_layer_joined_from_its_shards() -> None:
             }
             for rank in range(2)
         ]
-        joined = layout.join_layer(model.model_args, shards)
+        joined = join_layer(model.model_args, shards)
         assert joined.keys() == whole.keys()
         assert all(torch.equal(joined[name], whole[name]) for name in whole)
 

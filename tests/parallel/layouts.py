@@ -23,6 +23,7 @@ from megatron.training.pipeline_step import step_of
 from megatron.training.setup import Parts, build_engine, build_model, build_parts, model_of
 from megatron.training.step import StepSettings
 from tests.support.tiny import tiny_config
+from tests.support.whole_layers import join_layer
 
 STEPS, BATCH, LENGTH = 20, 8, 16
 # The norm of the gradient is above this in some steps and below it in others.
@@ -183,7 +184,7 @@ def gathered_weights(model: Any, groups: ParallelGroups) -> Weights:
         _require_one_model(mine, groups)
         shards = _of_all_ranks(mine, groups)
         _require_equal_copies(model, shards, groups)
-        for name, tensor in layout.join_layer(model.model_args, shards).items():
+        for name, tensor in join_layer(model.model_args, shards).items():
             whole[f"{number}.{name}"] = tensor.float().numpy().copy()
     return _of_all_stages(whole, groups)
 
