@@ -23,9 +23,9 @@ from typing import Any
 from torch import Tensor
 
 from megatron.checkpointing.deepspeed_files import engine_facts, model_under
-from megatron.checkpointing.find import CheckpointInfo
 from megatron.checkpointing.layer_files import holds_parts
-from megatron.checkpointing.manifest import EngineFacts
+from megatron.checkpointing.looking import CheckpointInfo
+from megatron.checkpointing.manifest import EngineFacts, Manifest
 from megatron.checkpointing.parts import gathering
 from megatron.checkpointing.tensor_files import BROKEN_FILE
 from megatron.checkpointing.together import describe, together
@@ -89,6 +89,28 @@ def load_checkpoint(
         CheckpointError: on every rank, when the checkpoint does not fit this run or cannot be read
             on some rank.
     """
+    manifest = _manifest_to_continue(info, load_optim)
+    now = engine_facts(engine, world.size)
+    different = _differences(manifest.engine, now, load_optim)
+    # As many stages may hold other layers (pipe_partition_method), which the facts do not tell.
+    may_differ = bool(different) or now.pipe_parallel_size > 1
+    if manifest.whole is not None or (may_differ and reshaping is not None and reshaping.allowed):
+        assert reshaping is not None, "a layout-free checkpoint is loaded a parameter at a time"
+        load_reshaped(
+            engine, info, model=reshaping.model, groups=reshaping.groups, load_optim=load_optim
+        )
+        log.info("reshaped %s: %s", info.path.name, _said(different) or "a parameter at a time")
+        return info.state
+    if different:
+        raise CheckpointError(
+            f"{info.path} does not fit this run\n{_misfit(info, different)}", everywhere=True
+        )
+    _load_as_saved(engine, info, manifest.engine, now, world, load_optim)
+    return info.state
+
+
+def _manifest_to_continue(info: CheckpointInfo, load_optim: bool) -> Manifest:
+    """What a checkpoint says of itself that a run can go on from; raises for any other."""
     manifest = info.manifest
     if manifest is None:
         raise CheckpointError(
@@ -102,29 +124,22 @@ def load_checkpoint(
             f"  found: no optimizer state, it was saved with no_save_optim\n  to do: {_FROM_WEIGHTS}",
             everywhere=True,
         )
-    now = engine_facts(engine, world.size)
-    different = _differences(manifest.engine, now, load_optim)
-    # As many stages may hold other layers (pipe_partition_method), which the facts do not tell.
-    may_differ = bool(different) or now.pipe_parallel_size > 1
-    if manifest.whole is not None or (may_differ and reshaping is not None and reshaping.allowed):
-        assert reshaping is not None, "a layout-free checkpoint is loaded a parameter at a time"
-        load_reshaped(
-            engine,
-            info,
-            model=reshaping.model,
-            groups=reshaping.groups,
-            load_optim=load_optim,
-        )
-        log.info("reshaped %s: %s", info.path.name, _said(different) or "a parameter at a time")
-        return info.state
-    if different:
-        raise CheckpointError(
-            f"{info.path} does not fit this run\n{_misfit(info, different)}", everywhere=True
-        )
+    return manifest
+
+
+def _load_as_saved(
+    engine: Engine,
+    info: CheckpointInfo,
+    saved: EngineFacts,
+    now: EngineFacts,
+    world: World,
+    load_optim: bool,
+) -> None:
+    """Load files that an engine like this one wrote, by DeepSpeed's loader as far as that can."""
     by_name = (
         holds_parts(engine)
-        or manifest.engine.zero_stage == 3
-        or manifest.engine.pipe_parallel_size != now.pipe_parallel_size
+        or saved.zero_stage == 3
+        or saved.pipe_parallel_size != now.pipe_parallel_size
     )
     if not by_name:
         _load_together(engine, info, world, load_optim)
@@ -144,7 +159,6 @@ def load_checkpoint(
             world=world,
         )
         engine.global_steps = info.step
-    return info.state
 
 
 def _load_together(engine: Engine, info: CheckpointInfo, world: World, load_optim: bool) -> None:

@@ -18,8 +18,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from megatron.checkpointing.find import CheckpointInfo
 from megatron.checkpointing.inert_objects import Inert
+from megatron.checkpointing.looking import CheckpointInfo
 from megatron.checkpointing.neox_files import NeoXFiles
 from megatron.checkpointing.neox_shapes import differences_in_shapes
 from megatron.checkpointing.same_model import model_differences

@@ -14,19 +14,19 @@ checkpoint that will be loaded often, moved to another cluster or kept.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from megatron import logging as neox_logging
-from megatron.checkpointing.find import CheckpointInfo, find_checkpoint
-from megatron.checkpointing.folders import CONFIG_FOLDER, EFFECTIVE_CONFIG_NAME
-from megatron.checkpointing.manifest import Manifest, differences
+from megatron.checkpointing.find import find_checkpoint
+from megatron.checkpointing.folders import CONFIG_FOLDER
+from megatron.checkpointing.looking import CheckpointInfo
+from megatron.checkpointing.manifest import Manifest
 from megatron.checkpointing.publishing import (
     Place,
     clean_up,
@@ -36,7 +36,8 @@ from megatron.checkpointing.publishing import (
     time_now,
     versions,
 )
-from megatron.checkpointing.save import claimed_save_folder
+from megatron.checkpointing.same_model import model_of
+from megatron.checkpointing.save_folder import claimed_save_folder
 from megatron.checkpointing.together import describe
 from megatron.checkpointing.universal import ParameterStore, WholeModel
 from megatron.checkpointing.universal_files import bytes_of, open_store, write_parameter
@@ -183,7 +184,7 @@ def _require_free(place: Place, *, overwrite: bool) -> None:
 
 def _find(load: str | Path, iteration: int | None) -> CheckpointInfo:
     """The checkpoint to turn, with the files of all its ranks."""
-    info = find_checkpoint(load, iteration)
+    info = find_checkpoint(load, iteration, continues=True)
     if info is None:
         raise CheckpointError(f"--load {load} holds no checkpoint")
     manifest = info.manifest
@@ -192,28 +193,7 @@ def _find(load: str | Path, iteration: int | None) -> CheckpointInfo:
         raise CheckpointError(
             f"{info.path} is layout-free already\n  to do: load it as it is, with load: {load}"
         )
-    everything = {name: size for disk in manifest.disks for name, size in disk.items()}
-    wrong = differences(info.path, everything)
-    if wrong:
-        raise CheckpointError(
-            f"the checkpoint {info.path} is not whole\n  found: {'; '.join(wrong[:3])}\n"
-            f"  to do: bring the files of all {len(manifest.disks)} nodes' disks together in one folder"
-        )
     return info
-
-
-def model_of(info: CheckpointInfo) -> ModelArgs:
-    """The model's section of the configuration that a checkpoint was made with.
-
-    Raises:
-        CheckpointError: its copy of the configuration cannot be read.
-    """
-    path = info.path / CONFIG_FOLDER / EFFECTIVE_CONFIG_NAME
-    try:
-        values = json.loads(path.read_bytes())
-        return ModelArgs(**{f.name: values[f.name] for f in fields(ModelArgs) if f.name in values})
-    except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from error
 
 
 def _check_room(root: Path, whole: WholeModel) -> None:

@@ -6,6 +6,12 @@ embedding, another activation.
 
 from __future__ import annotations
 
+import json
+from dataclasses import fields
+
+from megatron.checkpointing.folders import CONFIG_FOLDER, EFFECTIVE_CONFIG_NAME
+from megatron.checkpointing.looking import CheckpointInfo
+from megatron.errors import CheckpointError
 from megatron.neox_arguments.sections import ModelArgs
 
 # Keys that shapes do not show, or show less clearly; what each key's value comes to in a model.
@@ -46,6 +52,20 @@ _OF_POSITIONS = {"rotary_": "rotary", "rpe_": "rpe", "opt_": "learned"}
 _EPSILON_OF = {"layernorm": "layernorm_epsilon", "rmsnorm": "rms_norm_epsilon"}
 # Other words for the same function.
 _SAME = {"swish": "silu"}
+
+
+def model_of(info: CheckpointInfo) -> ModelArgs:
+    """The model's section of the configuration that a checkpoint was made with.
+
+    Raises:
+        CheckpointError: its copy of the configuration cannot be read.
+    """
+    path = info.path / CONFIG_FOLDER / EFFECTIVE_CONFIG_NAME
+    try:
+        values = json.loads(path.read_bytes())
+        return ModelArgs(**{f.name: values[f.name] for f in fields(ModelArgs) if f.name in values})
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from error
 
 
 def model_differences(theirs: ModelArgs, ours: ModelArgs) -> list[str]:

@@ -14,13 +14,11 @@ disk gets the same manifest. A kill at any moment leaves the checkpoint that ``l
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -39,19 +37,12 @@ from megatron.checkpointing.publishing import (
     versions,
     wait_until_visible,
 )
-from megatron.checkpointing.sharing import check_sharing
+from megatron.checkpointing.save_folder import refuse_patterns
 from megatron.checkpointing.together import together
 from megatron.errors import CheckpointError
-from megatron.runtime.durable import (
-    sync_folder,
-    temporary_name,
-    write_file,
-)
-from megatron.runtime.file_lock import try_lock
+from megatron.runtime.durable import sync_folder, write_file
 from megatron.runtime.stock_deepspeed import Engine
 from megatron.runtime.world import World
-
-LOCK_NAME = ".lock"
 
 
 class ConfigText(Protocol):
@@ -104,7 +95,7 @@ def save_checkpoint(
             write. Nothing half-written stays, and earlier checkpoints are as they were.
     """
     place = Place(Path(os.path.abspath(save_dir)), step)
-    _refuse_patterns(place.root)
+    refuse_patterns(place.root)
     leader = world.is_local_first if node_local else world.is_first
     flat_text = effective_text(config_flat)
     try:
@@ -139,107 +130,6 @@ def save_checkpoint(
             remove_old(folder)
     world.barrier()
     return place.final
-
-
-def check_save_folder(save_dir: str | Path, *, world: World, node_local: bool = False) -> None:
-    """Find out before the first step, not at the first save, that ``save_dir`` cannot be written to.
-
-    All ranks call this. It makes the folder and leaves nothing in it.
-
-    Raises:
-        CheckpointError: on every rank.
-    """
-    root = Path(os.path.abspath(save_dir))
-    _refuse_patterns(root)
-    leader = world.is_local_first if node_local else world.is_first
-
-    def try_it() -> None:
-        root.mkdir(parents=True, exist_ok=True)
-        probe = temporary_name(root / "can-be-written")
-        write_file(probe, b"soon removed")
-        probe.unlink()
-
-    try:
-        together(world, try_it if leader else None)
-    except CheckpointError as error:
-        raise CheckpointError(
-            f"save: no checkpoint can be written under {root}\n  found: {error}\n"
-            "  to do: make room and allow writing there, or choose another `save`",
-            everywhere=True,
-        ) from error
-
-
-@contextmanager
-def claimed_save_folder(
-    save_dir: str | Path, *, world: World, node_local: bool = False
-) -> Iterator[None]:
-    """Keep other jobs out of ``save_dir`` for the length of the block. All ranks call this.
-
-    First of all the nodes find out whether it is one folder for them all, or one on each one's disk: a run on
-    several hosts of which nobody said the right thing would learn it at its first save.
-
-    Two jobs that save into one folder would mix their files. The lock is the system's: it ends with
-    the process, however that ends. A file system without locks, or one that cannot be written, lets
-    everybody in.
-
-    Raises:
-        CheckpointError: on every rank, when another job holds the folder, or the nodes share it and should
-            not, or the other way round.
-    """
-    root = Path(os.path.abspath(save_dir))
-    check_sharing(root, world, node_local=node_local)
-    leader = world.is_local_first if node_local else world.is_first
-    held: list[int] = []
-
-    path = root / LOCK_NAME
-
-    def claim() -> None:
-        try:
-            root.mkdir(parents=True, exist_ok=True)
-            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError:
-            return  # nobody can save here: check_save_folder says so where a save is due
-        try:
-            _lock(lock, path)
-        except BaseException:
-            os.close(lock)
-            raise
-        held.append(lock)
-
-    try:
-        try:
-            together(world, claim if leader else None, expected=(OSError, CheckpointError))
-        except CheckpointError as error:
-            raise CheckpointError(
-                f"save: {root} cannot be taken by this run\n  found: {error}\n"
-                "  to do: wait for the other job, end it, or choose another `save`; if its host is "
-                f"gone, remove {LOCK_NAME}",
-                everywhere=True,
-            ) from error
-        yield
-    finally:
-        for lock in held:
-            # While it is still held: whoever opened this file meanwhile finds out that it is gone. One that
-            # stays does no harm: nobody holds it.
-            with suppress(OSError):
-                path.unlink()
-            os.close(lock)
-
-
-def _lock(descriptor: int, path: Path) -> None:
-    """Lock the open file at ``path`` for this process alone, or say that another one has it."""
-    if not try_lock(descriptor):
-        raise CheckpointError(f"another job holds {path}")
-
-
-def _refuse_patterns(root: Path) -> None:
-    if glob.escape(str(root)) != str(root):
-        raise CheckpointError(
-            f"save: {root}\n  found: one of the characters [ * ? in the path\n"
-            "  expected: none, because DeepSpeed searches folders by pattern\n"
-            "  to do: use another folder",
-            everywhere=True,
-        )
 
 
 def _write_part(

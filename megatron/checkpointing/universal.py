@@ -13,7 +13,7 @@ Names are those of the plain form, ``sequential.<layer>.<name in the layer>``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -56,13 +56,9 @@ class WholeModel:
     states: tuple[str, ...]
     engine: EngineState
 
-    def as_dict(self) -> dict[str, Any]:
-        """JSON values, from which :meth:`from_dict` makes an equal object."""
-        return asdict(self)
-
     @staticmethod
     def from_dict(stored: Mapping[str, Any]) -> WholeModel:
-        """Raises KeyError, TypeError or AttributeError for what :meth:`as_dict` cannot have made."""
+        """What a manifest holds of it. Raises KeyError, TypeError or AttributeError for anything else."""
         return WholeModel(
             {name: tuple(shape) for name, shape in stored["parameters"].items()},
             tuple(stored["states"]),

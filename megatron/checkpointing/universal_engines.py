@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from megatron.checkpointing.deepspeed_files import model_under
-from megatron.checkpointing.find import CheckpointInfo
 from megatron.checkpointing.layer_files import holds_parts
+from megatron.checkpointing.looking import CheckpointInfo
 from megatron.checkpointing.universal import VALUE, EngineState, Shape
 from megatron.checkpointing.universal_optimizers import ROUND_ROBIN
 from megatron.errors import CheckpointError

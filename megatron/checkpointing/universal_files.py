@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from megatron.checkpointing.find import CheckpointInfo
+from megatron.checkpointing.looking import CheckpointInfo
 from megatron.checkpointing.neox_folder import open_neox
 from megatron.checkpointing.tensor_files import read_safely
 from megatron.checkpointing.universal import ParameterStore, WholeModel

@@ -15,7 +15,7 @@ The optimizer's settings (weight decay, betas, eps) are the configuration's and 
 from __future__ import annotations
 
 from megatron.checkpointing.deepspeed_files import model_under
-from megatron.checkpointing.find import CheckpointInfo
+from megatron.checkpointing.looking import CheckpointInfo
 from megatron.checkpointing.together import together
 from megatron.checkpointing.universal import VALUE, ParameterStore
 from megatron.checkpointing.universal_engines import (

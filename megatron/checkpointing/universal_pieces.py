@@ -14,15 +14,15 @@ which has learnt that it never occurs, or zeros where there has been no padding.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from megatron.checkpointing.find import CheckpointInfo
+from megatron.checkpointing.looking import CheckpointInfo
+from megatron.checkpointing.same_tensors import require_same_tensors
 from megatron.checkpointing.universal import ParameterStore, Shape, split_name
-from megatron.errors import CheckpointError
 from megatron.model import layout
 from megatron.model.layout import Partition
 from megatron.neox_arguments.sections import ModelArgs
@@ -184,53 +184,15 @@ def require_same_model(
     Raises:
         CheckpointError: it is another model.
     """
-    is_elsewhere = getattr(module, "is_elsewhere", lambda _: False)
-    wrong = _misfits(store, model, targets, size, is_elsewhere)
-    if wrong:
-        raise CheckpointError(
-            "\n".join(
-                [
-                    f"the weights in {info.path} are not this model's",
-                    *wrong,
-                    "  to do: use the model keys of the run that wrote it (a first dimension that "
-                    "differs in the embedding alone: the tokenizer)",
-                ]
-            )
-        )
 
+    def the_same(name: str, there: Shape, here: Shape) -> bool:
+        if there == here:
+            return True
+        padded_only = layout.has_vocabulary_rows(split_name(name)[1]) and there[1:] == here[1:]
+        return padded_only and here[0] >= (store.vocab_size or there[0])
 
-def _misfits(
-    store: ParameterStore,
-    model: ModelArgs,
-    targets: Mapping[str, Shape],
-    size: int,
-    is_elsewhere: Callable[[str], bool],
-) -> list[str]:
-    """In what ways the stored model is another one: a line for each kind."""
-    there = whole_shapes(store, model)
     wanted = {
         layout.whole_name(name): _whole_shape(model, Part(name, shape, size=size))
         for name, shape in targets.items()
     }
-    different = []
-    for name, shape in wanted.items():
-        if name not in there or there[name] == shape:
-            continue
-        padded_only = (
-            layout.has_vocabulary_rows(split_name(name)[1]) and there[name][1:] == shape[1:]
-        )
-        if not (padded_only and shape[0] >= (store.vocab_size or there[name][0])):
-            different.append(f"{name}: {there[name]}, the model has {shape}")
-    kinds = (
-        ("not there", [name for name in wanted if name not in there]),
-        (
-            "not in the model",
-            [name for name in there if name not in wanted and not is_elsewhere(name)],
-        ),
-        ("shapes", different),
-    )
-    return [
-        f"  {title}: {'; '.join(found[:2])}" + (f" and {len(found) - 2} more" if found[2:] else "")
-        for title, found in kinds
-        if found
-    ]
+    require_same_tensors(info.path, whole_shapes(store, model), wanted, module, the_same=the_same)

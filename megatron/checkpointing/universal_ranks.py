@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron.checkpointing.find import CheckpointInfo
+from megatron.checkpointing.looking import CheckpointInfo
 from megatron.checkpointing.manifest import EngineFacts
 from megatron.checkpointing.tensor_files import read_safely, read_shard, weight_shards
 from megatron.checkpointing.universal import VALUE, EngineState, Shape

@@ -9,8 +9,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from megatron.checkpointing.find import CheckpointInfo
 from megatron.checkpointing.layer_files import layers_of
+from megatron.checkpointing.looking import CheckpointInfo
+from megatron.checkpointing.same_tensors import require_same_tensors
 from megatron.checkpointing.tensor_files import read_shard, weight_shards
 from megatron.checkpointing.together import together
 from megatron.checkpointing.universal import VALUE
@@ -180,24 +181,10 @@ def _compare(
     module: nn.Module,
     expected: Mapping[str, torch.Size],
 ) -> None:
-    # A stage of a pipeline knows which names belong to the others.
-    is_elsewhere = getattr(module, "is_elsewhere", lambda _: False)
-    missing = [name for name in expected if name not in weights]
-    extra = [name for name in weights if name not in expected and not is_elsewhere(name)]
-    shapes = [
-        f"{name}: {tuple(weights[name].shape)}, the model has {tuple(shape)}"
-        for name, shape in expected.items()
-        if name in weights and weights[name].shape != shape
-    ]
-    if not (missing or extra or shapes):
-        return
-    lines = [f"the weights in {info.path} are not this model's"]
-    for title, found in (("not there", missing), ("not in the model", extra), ("shapes", shapes)):
-        if found:
-            more = f" and {len(found) - 2} more" if len(found) > 2 else ""
-            lines.append(f"  {title}: {'; '.join(found[:2])}{more}")
-    lines.append(
-        "  to do: use the model keys of the run that wrote it (a first dimension that differs in "
-        "the embedding alone: tokenizer and make_vocab_size_divisible_by)"
+    require_same_tensors(
+        info.path,
+        {name: tuple(tensor.shape) for name, tensor in weights.items()},
+        {name: tuple(shape) for name, shape in expected.items()},
+        module,
+        the_same=lambda _, there, here: there == here,
     )
-    raise CheckpointError("\n".join(lines))

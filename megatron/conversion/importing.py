@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megatron.checkpointing.find import CheckpointInfo
+from megatron.checkpointing.looking import CheckpointInfo
 from megatron.checkpointing.manifest import Manifest
 from megatron.checkpointing.publishing import Place, prepare, publish
 from megatron.conversion.comparison import TOLERANCE, Comparison, compare

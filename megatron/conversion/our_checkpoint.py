@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron.checkpointing.find import CheckpointInfo, find_checkpoint
+from megatron.checkpointing.find import find_checkpoint
 from megatron.checkpointing.folders import CONFIG_FOLDER, EFFECTIVE_CONFIG_NAME, step_of
-from megatron.checkpointing.reshard import model_of
+from megatron.checkpointing.looking import CheckpointInfo
+from megatron.checkpointing.same_model import model_of
 from megatron.checkpointing.universal import VALUE
 from megatron.checkpointing.universal_files import open_store
 from megatron.checkpointing.universal_pieces import Part, PartReader, whole_shapes

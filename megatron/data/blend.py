@@ -24,7 +24,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-MOST_MEMBERS: Final = 1000
 # Weights whose period is longer, such as 0.123456789012345, are rounded to this many parts. That moves
 # a member by less than one sample in 2^40.
 _LONGEST_PERIOD: Final = 2**40

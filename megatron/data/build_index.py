@@ -13,8 +13,9 @@ from dataclasses import replace
 from typing import Final
 
 from megatron import logging as neox_logging
-from megatron.data.datasets import DataSplits, build_datasets
-from megatron.data.sources import all_paths, run_length, store_of
+from megatron.data.datasets import DataRequest, DataSplits, build_datasets
+from megatron.data.run_length import run_length
+from megatron.data.sources import all_paths, store_of
 from megatron.data.splits import samples_wanted
 from megatron.data.stored_arrays import StoredArrays
 from megatron.neox_arguments import NeoXArgs
@@ -72,18 +73,20 @@ def build_index(args: NeoXArgs, world_size: int, *, verify: bool = False) -> str
     store = store_of(args.data)
     before = {path.parent.name for path in store.root.glob("*/manifest.json")}
     data = build_datasets(
-        replace(args.data, mmap_warmup=False, data_local_cache_dir=None),
-        seq_length=args.model.seq_length,
-        seed=args.training.seed,
-        wanted=samples_wanted(
-            steps,
-            args.training.eval_interval,
-            args.training.eval_iters,
-            batch.global_batch_size,
+        DataRequest(
+            replace(args.data, mmap_warmup=False, data_local_cache_dir=None),
+            seq_length=args.model.seq_length,
+            seed=args.training.seed,
+            wanted=samples_wanted(
+                steps,
+                args.training.eval_interval,
+                args.training.eval_iters,
+                batch.global_batch_size,
+            ),
+            data_parallel_size=batch.data_parallel_size,
+            train_epochs=args.training.train_epochs,
         ),
-        world=World(),
-        data_parallel_size=batch.data_parallel_size,
-        train_epochs=args.training.train_epochs,
+        World(),
     )
     paths = all_paths(args.data)
     what = paths[0] if len(paths) == 1 else f"{len(paths)} datasets"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from fractions import Fraction
+from itertools import accumulate
 from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from megatron.data.index_maps import Order, epochs_needed, samples_in
+from megatron.data.index_maps import Order, epochs_needed, samples_in, samples_of_epochs
 from megatron.data.index_store import IndexStore
-from megatron.data.run_length import samples_of_epochs
 from megatron.data.whole_documents import WholeDocuments
 
 _MOST_REMEMBERED: Final = 10_000  # epochs
@@ -116,9 +116,5 @@ class WholeCount:
         epochs = 1
         while (found := sum(self.counts(epochs))) < samples:
             epochs += max(1, (samples - found) // (2 * self.per_epoch))
-        counts, total = self.counts(epochs), 0
-        for number, count in enumerate(counts, start=1):
-            total += count
-            if total >= samples:
-                return number
-        return epochs
+        totals = accumulate(self.counts(epochs))
+        return next(number for number, total in enumerate(totals, start=1) if total >= samples)

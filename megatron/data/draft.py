@@ -11,9 +11,10 @@ from typing import Final
 from megatron.data.blend import units_of
 from megatron.data.counting import SampleCount, WholeCount
 from megatron.data.indexed_dataset import MMapIndexedDataset
-from megatron.data.progress import Leg, Progress
+from megatron.data.progress import Leg
 from megatron.data.recipes import BlendRecipe, IndexRecipe
-from megatron.data.sources import DataSettings, check_members, order_of, weights_of
+from megatron.data.request import DataRequest
+from megatron.data.sources import check_members, order_of, weights_of
 from megatron.data.split_plan import Source, SplitPlan
 from megatron.errors import DataError
 
@@ -53,13 +54,15 @@ class Part:
 class Draft:
     """What the recipes of ``samples`` samples of one split follow from."""
 
-    settings: DataSettings
+    request: DataRequest
     split: str
     parts: Sequence[Part]
     samples: int
-    seq_length: int
-    seed: int
-    train_epochs: float | None = None
+
+    @property
+    def train_epochs(self) -> float | None:
+        """What the samples were counted by, if so."""
+        return self.request.train_epochs if self.split == "train" else None
 
     def plan(self, leg: Leg) -> SplitPlan:
         """The recipes for the samples from ``leg.start`` on.
@@ -88,9 +91,9 @@ class Draft:
     def _weights(self, before: Sequence[int]) -> tuple[float, ...]:
         paths, counts = [part.path for part in self.parts], [part.count for part in self.parts]
         tokens, per_epoch = [part.tokens for part in self.parts], [c.per_epoch for c in counts]
-        check_members(self.split, paths, tokens, per_epoch, self.seq_length)
+        check_members(self.split, paths, tokens, per_epoch, self.request.seq_length)
         return weights_of(
-            self.settings,
+            self.request.settings,
             self.split,
             documents=[part.documents for part in self.parts],
             counts=counts,
@@ -101,6 +104,7 @@ class Draft:
     def _source(self, part: Part, leg: Leg) -> Source:
         """One dataset, its epochs still open."""
         is_whole, labels = isinstance(part.count, WholeCount), part.labels
+        settings = self.request.settings
         recipe = IndexRecipe(
             idx_sha256=part.file.fingerprint,
             bin_bytes=part.file.data.tokens.nbytes,
@@ -108,11 +112,11 @@ class Draft:
             stop_document=part.stop,
             tokens_per_epoch=part.tokens,
             epochs=1,
-            seq_length=self.seq_length,
-            seed=self.seed,
-            order=order_of(self.settings),
-            packing=self.settings.pack_impl,
-            options={"allow_chopped": self.settings.allow_chopped} if is_whole else {},
+            seq_length=self.request.seq_length,
+            seed=self.request.seed,
+            order=order_of(settings),
+            packing=settings.pack_impl,
+            options={"allow_chopped": settings.allow_chopped} if is_whole else {},
             companions={} if labels is None else {"label": _facts_of_labels(labels)},
         )
         content = part.file.content + ("" if labels is None else f", labels {labels.content}")
@@ -149,9 +153,14 @@ def _facts_of_labels(labels: Opened) -> str:
     return f"{labels.fingerprint}, {labels.data.tokens.nbytes} bytes"
 
 
-def continued(draft: Draft, progress: Progress | None) -> SplitPlan:
-    """The plan of the training split, in the leg that a checkpoint stands in or the next one."""
-    if progress is None or order_of(draft.settings) != "epochs":
+def plan_split(draft: Draft) -> SplitPlan:
+    """The plan of a split; of the training split in the leg that a checkpoint stands in, or the next one.
+
+    Raises:
+        DataError: a member of a blend has nothing to give.
+    """
+    progress = draft.request.progress
+    if draft.split != "train" or progress is None or order_of(draft.request.settings) != "epochs":
         return draft.plan(Leg())
     same = draft.plan(progress.leg)
     return same if same.order_key == progress.order_key else draft.plan(progress.next_leg())

@@ -23,6 +23,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -115,6 +116,14 @@ def samples_in(tokens_per_epoch: int, seq_length: int, epochs: int) -> int:
     return max(0, epochs * tokens_per_epoch - 1) // seq_length
 
 
+def samples_of_epochs(tokens: int, seq_length: int, epochs: float, order: Order) -> int:
+    """Whole samples that ``epochs`` epochs give, a fraction of one included, and no epoch more."""
+    exact = Fraction(str(epochs))
+    if order == "neox":
+        return max(0, int(exact * tokens) - 1) // seq_length
+    return int(exact * samples_in(tokens, seq_length, 1))
+
+
 def epochs_needed(tokens_per_epoch: int, seq_length: int, samples: int, order: Order) -> int:
     """The fewest epochs, at least 1, that give ``samples`` samples.
 
@@ -156,14 +165,6 @@ def build_pieces(
         rng.shuffle(shuffle_idx)
         yield "shuffle_idx", shuffle_idx
         del shuffle_idx
-
-
-def build_arrays(shape: IndexShape, sizes: npt.NDArray[np.int32], seed: int) -> dict[str, Array]:
-    """The three arrays, whole and in memory."""
-    pieces: dict[str, list[Array]] = {name: [] for name in ARRAY_NAMES}
-    for name, piece in build_pieces(shape, sizes, seed):
-        pieces[name].append(piece)
-    return {name: np.concatenate(pieces[name]) for name in ARRAY_NAMES}
 
 
 def epoch_seed(seed: int, epoch: int) -> int:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any, BinaryIO, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from megatron.data.cached_index import write_cached_index
-from megatron.data.index_file import FIELDS, MMAP_MAGIC, code_of
+from megatron.data.cached_index import CACHED_DTYPE, CACHED_FIELDS
+from megatron.data.index_file import CACHED_MAGIC, FIELDS, MMAP_MAGIC, code_of
 
 _PIECE: Final = 1 << 21  # numbers written at once
 
@@ -30,31 +31,33 @@ def write_index(
         sizes: ``[N]``, tokens of each sequence.
         doc_idx: ``[D]``, first sequence of each document, and N; None where each sequence is a document.
     """
-    entries = len(sizes) + 1 if doc_idx is None else len(doc_idx)
-    documents = _pieces(entries, doc_idx)
+    count = len(sizes)
+    entries = count + 1 if doc_idx is None else len(doc_idx)
+    numbers: Iterable[npt.NDArray[np.int64]]
     if impl == "cached":
-        write_cached_index(file, sizes, entries, documents)
-        return
-    file.write(MMAP_MAGIC)
-    file.write(FIELDS.pack(1, code_of(dtype), len(sizes), entries))
-    file.write(sizes.astype("<i4", copy=False).data)
-    for pointers in _pointers(sizes, dtype.itemsize):
-        file.write(pointers.data)
-    for piece in documents:
+        fields = (1, code_of(CACHED_DTYPE), CACHED_DTYPE.itemsize, count, count, entries)
+        file.write(CACHED_MAGIC + CACHED_FIELDS.pack(*fields))
+        end = np.array([sizes.sum(dtype=np.int64)], "<i8")
+        numbers = chain(_pieces(count + 1), _starts(sizes, 1), [end], _pieces(count, sizes))
+    else:
+        file.write(MMAP_MAGIC + FIELDS.pack(1, code_of(dtype), count, entries))
+        file.write(sizes.astype("<i4", copy=False).data)
+        numbers = _starts(sizes, dtype.itemsize)
+    for piece in chain(numbers, _pieces(entries, doc_idx)):
         file.write(piece.data)
 
 
-def _pointers(sizes: npt.NDArray[np.int32], width: int) -> Iterator[npt.NDArray[np.int64]]:
-    """The byte that each sequence starts at, in pieces."""
+def _starts(sizes: npt.NDArray[np.int32], width: int) -> Iterator[npt.NDArray[np.int64]]:
+    """Where each sequence starts, in units of which a token takes ``width``, in pieces."""
     start = 0
     for first in range(0, len(sizes), _PIECE):
-        nbytes = sizes[first : first + _PIECE].astype(np.int64) * width
-        ends = np.cumsum(nbytes) + start
-        yield (ends - nbytes).astype("<i8", copy=False)
+        lengths = sizes[first : first + _PIECE].astype(np.int64) * width
+        ends = np.cumsum(lengths) + start
+        yield (ends - lengths).astype("<i8", copy=False)
         start = int(ends[-1])
 
 
-def _pieces(count: int, numbers: npt.NDArray[np.int64] | None) -> Iterator[npt.NDArray[np.int64]]:
+def _pieces(count: int, numbers: npt.NDArray[Any] | None = None) -> Iterator[npt.NDArray[np.int64]]:
     """``numbers``, or else 0 … ``count - 1``, in pieces."""
     for first in range(0, count, _PIECE):
         stop = min(first + _PIECE, count)

@@ -14,7 +14,6 @@ come from the files themselves, never from copies.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -32,6 +31,7 @@ from megatron.data.stored_arrays import MANIFEST
 from megatron.errors import BarrierError, DataError
 from megatron.logging import get_logger
 from megatron.runtime.durable import sync_folder
+from megatron.runtime.file_lock import try_lock
 from megatron.runtime.node_work import STALL_S, Progress, work_on_nodes
 from megatron.runtime.world import World
 
@@ -261,15 +261,10 @@ def _bytes_in(folder: Path) -> int:
 def _lock(path: Path) -> int | None:
     """A descriptor that holds the lock on ``path`` until it is closed; None where another one does."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
+    if try_lock(descriptor):
+        return descriptor
+    os.close(descriptor)
+    return None
 
 
 @contextmanager

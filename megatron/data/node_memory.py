@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from megatron.data.indexed_dataset import MemoryPart, MMapIndexedDataset, data_file_path
+from megatron.data.indexed_dataset import MMapIndexedDataset, data_file_path
 from megatron.data.memory_file import MemoryFile
 from megatron.data.parallel_read import Reading, read_files, write_at
+from megatron.data.token_reader import MemoryPart
 from megatron.logging import get_logger
 from megatron.runtime.fs_barrier import open_alike
 from megatron.runtime.node_work import STALL_S, Progress, work_on_nodes

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Final
 
-from megatron.data.draft import Draft, Opened, Part, continued
+from megatron.data.draft import Draft, Opened, Part, plan_split
 from megatron.data.facts import DataFacts, MemberFacts, SplitFacts
-from megatron.data.index_maps import Order
 from megatron.data.index_store import IndexStore
 from megatron.data.labels import check_labels_fit
-from megatron.data.progress import Leg, Progress
+from megatron.data.request import DataRequest
 from megatron.data.sources import (
-    DataSettings,
     all_paths,
     count_of,
     documents_of,
@@ -23,7 +20,7 @@ from megatron.data.sources import (
     paths_of,
 )
 from megatron.data.split_plan import DataPlan, SplitPlan
-from megatron.data.splits import SPLIT_NAMES, SampleCounts, is_left_out
+from megatron.data.splits import SPLIT_NAMES, is_left_out
 from megatron.data.vocabulary import check_token_ids
 from megatron.errors import DataError
 
@@ -32,30 +29,20 @@ from megatron.errors import DataError
 _TOKENS_LOOKED_AT: Final = 1_000_000
 
 
-def plan_indexes(
-    settings: DataSettings,
-    store: IndexStore,
-    *,
-    seq_length: int,
-    seed: int,
-    wanted: SampleCounts,
-    vocab_size: int | None = None,
-    data_parallel_size: int = 1,
-    train_epochs: float | None = None,
-    progress: Progress | None = None,
-) -> DataPlan:
+def plan_indexes(request: DataRequest, store: IndexStore) -> DataPlan:
     """Look at the data and say which index maps the run needs. Data seen before costs a header's read.
 
-    With ``progress``, of a run that is resumed, its leg goes on where the training blend is the same, and
-    another begins where it is not.
+    A run that is resumed goes on in its leg where the training blend is the same, and begins another where it
+    is not.
 
     Raises:
         DataError: the data is missing, damaged or too little to train on, or does not fit the
             vocabulary.
     """
-    files = {path: _look_at(settings, store, path, vocab_size) for path in all_paths(settings)}
+    settings = request.settings
+    files = {path: _look_at(request, store, path) for path in all_paths(settings)}
     labels = {
-        path: _look_at(settings, store, path, vocab_size, are_labels=True)
+        path: _look_at(request, store, path, are_labels=True)
         for name in SPLIT_NAMES
         for path in label_paths_of(settings, name)
         if path is not None
@@ -63,31 +50,18 @@ def plan_indexes(
     splits: dict[str, SplitPlan] = {}
     facts: dict[str, SplitFacts] = {}
     warnings: list[str] = []
-    for name, samples in zip(SPLIT_NAMES, wanted, strict=True):
-        if samples == 0:
+    for name, samples in zip(SPLIT_NAMES, request.wanted, strict=True):
+        if samples == 0 or (settings.data_path and is_left_out(settings.split, name)):
             continue
         if not paths_of(settings, name):
             warnings.append(f"{name}_data_paths is not set: there is no {name} split")
             continue
-        if settings.data_path and is_left_out(settings.split, name):
-            continue
-        parts = _parts_of(settings, store, name, files, labels, seq_length, seed)
-        warning, usable = _judge(
-            _where(settings, name, parts, seq_length),
-            sum(part.tokens for part in parts),
-            sum(part.count.per_epoch for part in parts),
-            needed=data_parallel_size,
-            is_train=name == "train",
-            order=order_of(settings),
-        )
+        parts = _parts_of(request, store, name, files, labels)
+        warning, usable = _judge(request, name, parts)
         if warning:
             warnings.append(warning)
         if usable:
-            draft = Draft(settings, name, parts, samples, seq_length, seed)
-            if name == "train":
-                plan = continued(replace(draft, train_epochs=train_epochs), progress)
-            else:
-                plan = draft.plan(Leg())
+            plan = plan_split(Draft(request, name, parts, samples))
             splits[name], facts[name] = plan, _facts_of(plan, parts, samples)
     if settings.weight_by_num_documents:
         warnings += [
@@ -96,47 +70,36 @@ def plan_indexes(
             if getattr(settings, f"{name}_data_weights")
         ]
     whole = [file.data for file in files.values()]
-    total = DataFacts(
-        documents=sum(map(len, whole)),
-        tokens=sum(data.num_tokens for data in whole),
-        splits=facts,
-        warnings=tuple(warnings),
-    )
+    documents, tokens = sum(map(len, whole)), sum(data.num_tokens for data in whole)
     sizes = {
         path: (len(file.data), file.data.tokens.nbytes) for path, file in (files | labels).items()
     }
-    return DataPlan(sizes, splits, total)
+    return DataPlan(sizes, splits, DataFacts(documents, tokens, facts, tuple(warnings)))
 
 
 def _look_at(
-    settings: DataSettings,
-    store: IndexStore,
-    path: str,
-    vocab_size: int | None,
-    *,
-    are_labels: bool = False,
+    request: DataRequest, store: IndexStore, path: str, *, are_labels: bool = False
 ) -> Opened:
-    data = open_source(settings, path)
-    if vocab_size is not None:
+    data = open_source(request.settings, path)
+    if request.vocab_size is not None:
         tokens = data.tokens[:_TOKENS_LOOKED_AT]
-        check_token_ids(data, 0, tokens, vocab_size, are_labels=are_labels)
+        check_token_ids(data, 0, tokens, request.vocab_size, are_labels=are_labels)
     return Opened(data, store.fingerprint(data), store.content(data))
 
 
 def _parts_of(
-    settings: DataSettings,
+    request: DataRequest,
     store: IndexStore,
     split: str,
     files: Mapping[str, Opened],
     labels: Mapping[str, Opened],
-    seq_length: int,
-    seed: int,
 ) -> tuple[Part, ...]:
     """The datasets of a split.
 
     Raises:
         DataError: a label file does not fit its text.
     """
+    settings = request.settings
     parts = []
     for path, label_path in zip(
         paths_of(settings, split), label_paths_of(settings, split), strict=True
@@ -146,16 +109,19 @@ def _parts_of(
             check_labels_fit(files[path].data, beside.data)
         data = files[path].data
         first, stop = documents_of(settings, split, data)
-        count = count_of(settings, store, data, first, stop, seq_length=seq_length, seed=seed)
+        count = count_of(
+            settings, store, data, first, stop, seq_length=request.seq_length, seed=request.seed
+        )
         tokens = data.tokens_between(first, stop)
         parts.append(Part(path, files[path], first, stop, tokens, count, label_path, beside))
     return tuple(parts)
 
 
-def _where(settings: DataSettings, split: str, parts: Sequence[Part], seq_length: int) -> str:
+def _where(request: DataRequest, split: str, parts: Sequence[Part]) -> str:
     """A split and its size, for messages."""
+    settings = request.settings
     documents, tokens = sum(p.documents for p in parts), sum(p.tokens for p in parts)
-    size = f"{tokens:,} tokens, with seq_length {seq_length}"
+    size = f"{tokens:,} tokens, with seq_length {request.seq_length}"
     if settings.pack_impl != "packed":
         size += f", pack_impl {settings.pack_impl}"
         size += "" if settings.allow_chopped else " and without the longer ones (allow_chopped)"
@@ -169,22 +135,23 @@ def _where(settings: DataSettings, split: str, parts: Sequence[Part], seq_length
     return f"{split}_data_paths: {what}: {documents:,} documents, {size}"
 
 
-def _judge(
-    where: str, tokens: int, per_epoch: int, *, needed: int, is_train: bool, order: Order
-) -> tuple[str | None, bool]:
+def _judge(request: DataRequest, split: str, parts: Sequence[Part]) -> tuple[str | None, bool]:
     """A line to tell the user about a small split, and whether it can be read at all.
 
     Raises:
-        DataError: it is the training split and has not one sample for each of the ``needed`` ranks.
+        DataError: it is the training split and has not one sample for each of the ranks.
     """
+    per_epoch, needed = sum(part.count.per_epoch for part in parts), request.data_parallel_size
     if per_epoch >= needed:
         return None, True
-    if is_train:
+    where = _where(request, split, parts)
+    if split == "train":
         raise DataError(
             f"{where}: {per_epoch} whole samples; the {needed} data-parallel ranks need one each\n"
             "  to do: use more text, a larger share for training, a smaller seq_length or fewer ranks"
         )
-    if tokens == 0 or (per_epoch == 0 and order == "epochs"):
+    nothing = sum(part.tokens for part in parts) == 0
+    if nothing or (per_epoch == 0 and order_of(request.settings) == "epochs"):
         return f"{where}: not one whole sample: it is not evaluated", False
     return f"{where}: {per_epoch} samples an epoch: evaluation reads them repeatedly", True
 

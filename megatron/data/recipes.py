@@ -53,17 +53,12 @@ class IndexRecipe:
         """Name of the folder that holds the maps."""
         return hash_of(asdict(self))
 
-    @property
-    def order_key(self) -> str:
+    def order_facts(self) -> dict[str, Any]:
         """Equal for two runs that read the same samples in the same order, as far as both go.
 
         The number of epochs changes GPT-NeoX's order from the first sample on, but not that of
         epochs that are shuffled by themselves.
         """
-        return hash_of(self.order_facts())
-
-    def order_facts(self) -> dict[str, Any]:
-        """What :attr:`order_key` is made of."""
         facts = asdict(self)
         if self.order == "epochs":
             del facts["epochs"]

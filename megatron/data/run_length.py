@@ -1,11 +1,19 @@
-"""``train_epochs``: how many steps read the training data so many times. Arithmetic on a header."""
+"""``train_epochs``: how many steps read the training data so many times."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fractions import Fraction
 
-from megatron.data.index_maps import Order, samples_in
+from megatron.data.sources import (
+    DataSettings,
+    count_of,
+    documents_of,
+    open_source,
+    paths_of,
+    store_of,
+)
+from megatron.errors import DataError, NeoXError
+from megatron.runtime.world import World
 
 
 @dataclass(frozen=True)
@@ -39,9 +47,53 @@ class RunLength:
         )
 
 
-def samples_of_epochs(tokens: int, seq_length: int, epochs: float, order: Order) -> int:
-    """Whole samples that ``epochs`` epochs give, a fraction of one included, and no epoch more."""
-    exact = Fraction(str(epochs))
-    if order == "neox":
-        return max(0, int(exact * tokens) - 1) // seq_length
-    return int(exact * samples_in(tokens, seq_length, 1))
+def run_length(
+    settings: DataSettings,
+    *,
+    epochs: float,
+    seq_length: int,
+    seed: int,
+    global_batch_size: int,
+    world: World,
+) -> RunLength:
+    """Look at the training data on the first rank and tell all. All ranks call.
+
+    Raises:
+        DataError: the data is missing or damaged, or not enough for one step.
+    """
+    found, failure = None, None
+    if world.is_first:
+        try:
+            found = _measure(settings, epochs, seq_length, seed, global_batch_size)
+        except (NeoXError, OSError) as error:
+            failure = str(error)
+    found, failure = world.broadcast((found, failure))
+    if failure is not None:
+        raise DataError(failure, everywhere=True)
+    assert found is not None
+    return found
+
+
+def _measure(
+    settings: DataSettings, epochs: float, seq_length: int, seed: int, global_batch_size: int
+) -> RunLength:
+    store = store_of(settings)
+    tokens, counts = 0, []
+    for path in paths_of(settings, "train"):
+        data = open_source(settings, path)
+        first, stop = documents_of(settings, "train", data)
+        tokens += data.tokens_between(first, stop)
+        counts.append(
+            count_of(settings, store, data, first, stop, seq_length=seq_length, seed=seed)
+        )
+    epoch = f"{tokens:,} tokens"
+    if settings.pack_impl != "packed":
+        epoch = f"{sum(count.per_epoch for count in counts):,} samples ({settings.pack_impl})"
+    samples = sum(count.in_epochs(epochs) for count in counts)
+    length = RunLength(epochs, epoch, samples, global_batch_size)
+    if length.steps == 0:
+        raise DataError(
+            f"{length.explain()}: not one step\n"
+            "  to do: use more text, a larger share for training, more epochs or a smaller batch"
+        )
+    return length

@@ -13,12 +13,10 @@ from megatron.data.counting import PackedCount, SampleCount, WholeCount
 from megatron.data.index_maps import Order
 from megatron.data.index_store import DEFAULT_FOLDER, IndexStore
 from megatron.data.indexed_dataset import MMapIndexedDataset, make_dataset
-from megatron.data.run_length import RunLength
 from megatron.data.splits import SPLIT_NAMES, split_boundaries
 from megatron.data.whole_documents import WholeDocuments
-from megatron.errors import DataError, NeoXError
+from megatron.errors import DataError
 from megatron.neox_arguments.sections.data import PackImpl
-from megatron.runtime.world import World
 
 
 class DataSettings(Protocol):
@@ -206,55 +204,3 @@ def check_members(
                 f"nothing to give to the {split} blend\n"
                 f"  to do: take it out of {split}_data_paths, or merge it with another"
             )
-
-
-def run_length(
-    settings: DataSettings,
-    *,
-    epochs: float,
-    seq_length: int,
-    seed: int,
-    global_batch_size: int,
-    world: World,
-) -> RunLength:
-    """Look at the training data on the first rank and tell all. All ranks call.
-
-    Raises:
-        DataError: the data is missing or damaged, or not enough for one step.
-    """
-    found, failure = None, None
-    if world.is_first:
-        try:
-            found = _measure(settings, epochs, seq_length, seed, global_batch_size)
-        except (NeoXError, OSError) as error:
-            failure = str(error)
-    found, failure = world.broadcast((found, failure))
-    if failure is not None:
-        raise DataError(failure, everywhere=True)
-    assert found is not None
-    return found
-
-
-def _measure(
-    settings: DataSettings, epochs: float, seq_length: int, seed: int, global_batch_size: int
-) -> RunLength:
-    store = store_of(settings)
-    tokens, counts = 0, []
-    for path in paths_of(settings, "train"):
-        data = open_source(settings, path)
-        first, stop = documents_of(settings, "train", data)
-        tokens += data.tokens_between(first, stop)
-        counts.append(
-            count_of(settings, store, data, first, stop, seq_length=seq_length, seed=seed)
-        )
-    epoch = f"{tokens:,} tokens"
-    if settings.pack_impl != "packed":
-        epoch = f"{sum(count.per_epoch for count in counts):,} samples ({settings.pack_impl})"
-    samples = sum(count.in_epochs(epochs) for count in counts)
-    length = RunLength(epochs, epoch, samples, global_batch_size)
-    if length.steps == 0:
-        raise DataError(
-            f"{length.explain()}: not one step\n"
-            "  to do: use more text, a larger share for training, more epochs or a smaller batch"
-        )
-    return length

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
@@ -84,6 +84,16 @@ class SplitPlan:
                 if name not in SHARED_FACTS
             }
         return facts
+
+
+def describe_difference(stored: Mapping[str, Any], ours: Mapping[str, Any]) -> Sequence[str]:
+    """``field: stored → ours`` for each of two :meth:`SplitPlan.order_facts` that differs."""
+    names = dict.fromkeys([*stored, *ours])
+    return [
+        f"{name}: {stored.get(name)} → {ours.get(name)}"
+        for name in names
+        if stored.get(name) != ours.get(name)
+    ]
 
 
 @dataclass(frozen=True)

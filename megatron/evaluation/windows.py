@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from megatron.data.boundaries import Boundaries, DocumentStarts
-from megatron.data.loader import StepBatch, blank_batch
+from megatron.data.step_batch import StepBatch, blank_batch
 
 
 class Documents(Protocol):

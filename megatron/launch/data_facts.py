@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from megatron.data.index_maps import samples_in
+from megatron.data.index_maps import samples_in, samples_of_epochs
 from megatron.data.indexed_dataset import MMapIndexedDataset
-from megatron.data.run_length import samples_of_epochs
 from megatron.data.splits import SPLIT_NAMES, samples_wanted, split_boundaries
 from megatron.errors import DataError
 from megatron.monitor.console import SplitFacts

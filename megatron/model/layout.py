@@ -16,7 +16,7 @@ The two functions hold no parameters; they keep GPT-NeoX's numbers. Rows inside 
 - ``mlp.linear1`` of a gated MLP: [value; gate] of the units that a model-parallel rank holds.
 
 A rank's part is therefore not always a contiguous slice of the whole tensor: :class:`Partition`
-describes the pieces, :func:`take_shard` and :func:`join_shards` apply it.
+describes the pieces, :func:`take_shard` applies it.
 """
 
 from __future__ import annotations
@@ -260,19 +260,3 @@ def take_shard(whole: Tensor, split: Partition | None, rank: int, size: int) -> 
     assert whole.size(split.dim) >= split.first + sum(split.pieces), (whole.shape, split)
     runs = split.indices(rank, size)
     return torch.cat([whole.narrow(split.dim, *run) for run in runs], dim=split.dim)
-
-
-def join_shards(shards: Sequence[Tensor], split: Partition | None) -> Tensor:
-    """What all ranks' parts, in rank order, are parts of: the inverse of :func:`take_shard`.
-
-    Of copies the first counts. With ``split.first`` it is the whole tensor from there on.
-    """
-    if split is None or len(shards) == 1:
-        return shards[0]
-    parts = split.parts(len(shards))
-    shards = shards[:: len(shards) // parts]
-    widths = [piece // parts for piece in split.pieces]
-    by_rank = [torch.split(shard, widths, dim=split.dim) for shard in shards]
-    return torch.cat(
-        [part for piece in zip(*by_rank, strict=True) for part in piece], dim=split.dim
-    )

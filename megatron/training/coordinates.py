@@ -19,9 +19,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from megatron.data.datasets import build_datasets
-from megatron.data.loader import StepBatch
+from megatron.data.datasets import DataRequest, build_datasets
 from megatron.data.splits import SampleCounts
+from megatron.data.step_batch import StepBatch
 from megatron.logging import get_logger
 from megatron.model import GPT2Model, layout, shapes_of, write_base_shapes
 from megatron.neox_arguments import NeoXArgs
@@ -169,14 +169,16 @@ def _batches(args: NeoXArgs, parts: Parts) -> list[StepBatch]:
     """This rank's part of the first steps of the run."""
     batch = args.batch_sizes(parts.world.size)
     data = build_datasets(
-        args.data,
-        seq_length=args.model.seq_length,
-        seed=args.training.seed,
-        wanted=SampleCounts(train=STEPS * batch.global_batch_size, valid=0, test=0),
-        world=parts.world,
-        vocab_size=parts.tokenizer.vocab_size,
-        data_parallel_size=batch.data_parallel_size,
-        pad_id=padding_id(args, parts.tokenizer),
+        DataRequest(
+            args.data,
+            seq_length=args.model.seq_length,
+            seed=args.training.seed,
+            wanted=SampleCounts(train=STEPS * batch.global_batch_size, valid=0, test=0),
+            vocab_size=parts.tokenizer.vocab_size,
+            data_parallel_size=batch.data_parallel_size,
+            pad_id=padding_id(args, parts.tokenizer),
+        ),
+        parts.world,
     )
     assert data.train is not None
     loader = batches_of(data.train, args, parts, batch, first_sample=0, num_steps=STEPS)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from megatron.data.loader import StepBatch
+from megatron.data.step_batch import StepBatch
 from megatron.losses import loss_sum
 from megatron.model import GPT2Model
 from megatron.mpu import ParallelGroups

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from megatron.data.loader import StepBatch
+from megatron.data.step_batch import StepBatch
 from megatron.model import GPT2Model, Segments, positions_within
 from megatron.model.stages import begin_anew, through_stages
 from megatron.mpu.pipe import handed_down

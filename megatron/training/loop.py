@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from megatron.data.loader import StepBatch
+from megatron.data.step_batch import StepBatch
 from megatron.optimizers import LRSchedule
 from megatron.runtime.signals import StopRequest
 from megatron.runtime.timers import Stopwatch, timed

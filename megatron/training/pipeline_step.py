@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from megatron.data.loader import StepBatch
+from megatron.data.step_batch import StepBatch
 from megatron.losses.pipeline import PipelineLoss
 from megatron.model.pipeline import GPT2ModelPipe
 from megatron.optimizers import set_learning_rate

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from megatron.checkpointing import CheckpointInfo
-from megatron.checkpointing.reshard import model_of
-from megatron.checkpointing.same_model import model_differences
-from megatron.data.datasets import DataSplits, describe_difference
+from megatron.checkpointing.same_model import model_differences, model_of
+from megatron.data.datasets import DataSplits
 from megatron.data.progress import Progress
-from megatron.data.split_plan import SHARED_FACTS
+from megatron.data.split_plan import SHARED_FACTS, describe_difference
 from megatron.errors import CheckpointError
 from megatron.logging import get_logger
 from megatron.model import parametrization_of

@@ -12,7 +12,7 @@ from megatron.checkpointing import (
     claimed_save_folder,
     save_checkpoint,
 )
-from megatron.data.datasets import DataSplits, build_datasets
+from megatron.data.datasets import DataRequest, DataSplits, build_datasets
 from megatron.data.loader import StepLoader
 from megatron.data.sources import order_of
 from megatron.data.splits import samples_wanted
@@ -129,16 +129,18 @@ def _build_data(
         to_come = max(0, total_steps(args) - state.step) * batch.global_batch_size
         wanted = replace(wanted, train=state.consumed_samples + to_come)
     return build_datasets(
-        args.data,
-        seq_length=args.model.seq_length,
-        seed=training.seed,
-        wanted=wanted,
-        world=parts.world,
-        vocab_size=parts.tokenizer.vocab_size,
-        data_parallel_size=batch.data_parallel_size,
-        train_epochs=training.train_epochs,
-        pad_id=padding_id(args, parts.tokenizer),
-        progress=stored_progress(resumed),
+        DataRequest(
+            args.data,
+            seq_length=args.model.seq_length,
+            seed=training.seed,
+            wanted=wanted,
+            vocab_size=parts.tokenizer.vocab_size,
+            data_parallel_size=batch.data_parallel_size,
+            train_epochs=training.train_epochs,
+            pad_id=padding_id(args, parts.tokenizer),
+            progress=stored_progress(resumed),
+        ),
+        parts.world,
     )
 
 

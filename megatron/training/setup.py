@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from megatron.data.boundaries import Boundaries
-from megatron.data.sources import run_length
+from megatron.data.run_length import run_length
 from megatron.errors import ConfigError
 from megatron.logging import get_logger
 from megatron.losses.pipeline import PipelineLoss

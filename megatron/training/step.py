@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megatron.data.loader import StepBatch
+from megatron.data.step_batch import StepBatch
 from megatron.errors import TrainingError
 from megatron.losses import loss_sum
 from megatron.mpu import ParallelGroups

@@ -189,3 +189,15 @@ def test_many_missing_files_are_summed_up(root: Path) -> None:
     manifest = make_manifest(20, disks=[{f"shard{i}.pt": 1 for i in range(9)}])
     (root / "global_step20" / MANIFEST_NAME).write_bytes(manifest.to_json())
     assert "6 more files differ" in message(root)
+
+
+def test_a_broken_manifest_is_not_named_as_whole(root: Path) -> None:
+    (root / "global_step10" / "manifest.json").write_text("{")
+    (root / "global_step20" / "configs" / "a.yml").unlink()
+    assert "whole beside it: none" in message(root)
+
+
+def test_a_latest_that_cannot_be_read(root: Path) -> None:
+    (root / "latest").unlink()
+    (root / "latest").mkdir()
+    assert "latest cannot be read: Is a directory" in message(root)

@@ -115,3 +115,25 @@ def test_what_cannot_be_removed_stays_and_the_save_goes_on(tmp_path: Path) -> No
     assert run_ranks(1, save_beside_what_is_in_use, tmp_path) == [
         [".replaced-global_step10", ".tmp-global_step5", "global_step10", "latest"]
     ]
+
+
+def test_what_is_in_the_way_finds_a_free_name(tmp_path: Path) -> None:
+    for number in (1, 2):
+        folder = make_checkpoint(tmp_path, 10, manifest=False)
+        assert folders.make_way(folder) == tmp_path / f"global_step10.aside{number}"
+    (tmp_path / ".tmp-global_step20").mkdir()  # of a removal that was cut short
+    folders.remove_folder(make_checkpoint(tmp_path, 20))
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "global_step10.aside1",
+        "global_step10.aside2",
+    ]
+
+
+def test_what_was_there_gets_its_name_back_when_publishing_fails(tmp_path: Path) -> None:
+    place = Place(tmp_path, 10)
+    prepare(place)
+    earlier = sorted(make_checkpoint(tmp_path, 10).rglob("*"))
+    place.unfinished.rmdir()
+    with pytest.raises(FileNotFoundError):
+        publish(place)
+    assert sorted((tmp_path / "global_step10").rglob("*")) == earlier

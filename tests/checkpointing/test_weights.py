@@ -166,3 +166,14 @@ def test_whatever_byte_is_wrong_it_is_said_or_does_not_matter(tmp_path: Path, zi
                 said.append(str(error))
     assert len(said) > 100
     assert all("weights.pt" in text for text in said)
+
+
+def test_folders_and_files_without_weights(tmp_path: Path) -> None:
+    assert "holds no weights" in message(tmp_path)
+    path = tmp_path / "mp_rank_00_model_states.pt"
+    write(path, [1, 2])
+    assert "holds a list; expected a dictionary" in message(tmp_path)
+    write(path, {"module": {}})
+    assert "holds no weights where they are expected" in message(tmp_path)
+    with pytest.raises(CheckpointError, match="gone is missing"):
+        read_weights_file(tmp_path / "gone")

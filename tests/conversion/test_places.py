@@ -12,8 +12,8 @@ from megatron.conversion.parameters import Parameter, counterpart, parameters_of
 from megatron.errors import CheckpointError
 from megatron.model import layout
 from megatron.neox_arguments.sections import ModelArgs
-from tests.support.joined_layers import join_layer
 from tests.support.models import tiny_args
+from tests.support.whole_layers import join_layer
 
 BY_NAME = {family.name: family for family in FAMILIES}
 

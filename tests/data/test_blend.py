@@ -15,8 +15,8 @@ from token_files import data_args, letters, write_documents
 
 from megatron.data.blend import counts_before, document_weights, given_after, turns, units_of
 from megatron.data.blended_dataset import BlendedDataset
-from megatron.data.datasets import DataSplits, build_datasets
-from megatron.data.sources import run_length
+from megatron.data.datasets import DataRequest, DataSplits, build_datasets
+from megatron.data.run_length import run_length
 from megatron.data.splits import SampleCounts
 from megatron.errors import DataError
 from megatron.runtime.world import World
@@ -125,7 +125,16 @@ def blend(
         **options,
     )
     wanted = SampleCounts(samples, 0, 0)
-    return build_datasets(args, seq_length=8, seed=1, wanted=wanted, world=World(), **extra)
+    return build_datasets(
+        DataRequest(
+            args,
+            seq_length=8,
+            seed=1,
+            wanted=wanted,
+            **extra,
+        ),
+        World(),
+    )
 
 
 def members_read(data: DataSplits) -> list[int]:
@@ -183,11 +192,13 @@ def test_one_path_is_data_path_with_the_whole_file(tmp_path: Path) -> None:
     path = write_member(tmp_path, 0, 7)
     one = blend([path], 10)
     usual = build_datasets(
-        data_args(Path(path), split="1,0,0"),
-        seq_length=8,
-        seed=1,
-        wanted=SampleCounts(10, 0, 0),
-        world=World(),
+        DataRequest(
+            data_args(Path(path), split="1,0,0"),
+            seq_length=8,
+            seed=1,
+            wanted=SampleCounts(10, 0, 0),
+        ),
+        World(),
     )
     assert one.index_keys == usual.index_keys
     assert one.order_facts == usual.order_facts
@@ -274,7 +285,13 @@ def test_splits_have_their_own_files(tmp_path: Path) -> None:
         valid_data_paths=(paths[2],),
     )
     data = build_datasets(
-        settings, seq_length=8, seed=1, wanted=SampleCounts(8, 4, 4), world=World()
+        DataRequest(
+            settings,
+            seq_length=8,
+            seed=1,
+            wanted=SampleCounts(8, 4, 4),
+        ),
+        World(),
     )
     assert data.valid is not None
     assert {int(data.valid[i].tokens[0]) // 1000 for i in range(4)} == {2}

@@ -12,9 +12,10 @@ import torch
 from token_files import data_args, write_documents
 
 from megatron.data.boundaries import Boundaries, DocumentStarts
-from megatron.data.datasets import Samples, build_datasets
-from megatron.data.loader import StepBatch, build_step_loader
+from megatron.data.datasets import DataRequest, Samples, build_datasets
+from megatron.data.loader import build_step_loader
 from megatron.data.splits import SampleCounts
+from megatron.data.step_batch import StepBatch
 from megatron.neox_arguments.sections.data import DataArgs
 from megatron.runtime.world import World
 
@@ -46,7 +47,13 @@ def firsts(first: int = 1) -> set[int]:
 
 def train_split(settings: DataArgs) -> Samples:
     split = build_datasets(
-        settings, seq_length=SEQ, seed=1, wanted=SampleCounts(120, 0, 0), world=World()
+        DataRequest(
+            settings,
+            seq_length=SEQ,
+            seed=1,
+            wanted=SampleCounts(120, 0, 0),
+        ),
+        World(),
     ).train
     assert split is not None
     return split

@@ -8,7 +8,7 @@ import pytest
 from token_files import letters, write_documents
 
 from megatron.data.build_index import main
-from megatron.data.datasets import build_datasets
+from megatron.data.datasets import DataRequest, build_datasets
 from megatron.data.splits import samples_wanted
 from megatron.errors import NeoXError
 from megatron.neox_arguments import NeoXArgs
@@ -48,17 +48,19 @@ def test_a_run_finds_what_the_tool_built(
     store = config.parent / "data" / "index_store"
     before = sorted(store.iterdir())
     data = build_datasets(
-        args.data,
-        seq_length=args.model.seq_length,
-        seed=training.seed,
-        wanted=samples_wanted(
-            training.train_iters,
-            training.eval_interval,
-            training.eval_iters,
-            args.batch_sizes(2).global_batch_size,
+        DataRequest(
+            args.data,
+            seq_length=args.model.seq_length,
+            seed=training.seed,
+            wanted=samples_wanted(
+                training.train_iters,
+                training.eval_interval,
+                training.eval_iters,
+                args.batch_sizes(2).global_batch_size,
+            ),
+            vocab_size=512,
         ),
-        world=World(),
-        vocab_size=512,
+        World(),
     )
     assert data.test is not None
     assert sorted(store.iterdir()) == before
@@ -85,3 +87,19 @@ def test_epochs_instead_of_steps(config: Path, capsys: pytest.CaptureFixture[str
     # 32 documents of 11 tokens: 703 // 16
     assert "train_epochs: 2 × 352 tokens = 43 samples; // 8 samples a step = 5 steps" in said
     assert "40 samples wanted, epochs: 2" in said
+
+
+def test_of_many_datasets_the_first_are_listed(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [write_documents(config.parent / f"part{i}", letters(12 + i)) for i in range(11)]
+    text = config.read_text().replace(
+        f"data_path: {config.parent}/data/tiny\nsplit: 80,10,10",
+        f"train_data_paths: [{', '.join(map(str, paths))}]",
+    )
+    config.write_text(text)
+    main([str(config), "--world-size", "2", "--verify"])
+    said = capsys.readouterr().out
+    assert said.count(": built, verified") == 10
+    assert "  … 2 more" in said
+    assert "valid:" not in said

@@ -100,3 +100,15 @@ def test_verify_finds_damage_inside(prefix: Path) -> None:
         DataError, match="sequence 1 has size 0 and starts at token 3, expected token 2"
     ):
         make_dataset(prefix).verify()
+
+
+def test_rows_of_other_shapes_are_refused(prefix: Path) -> None:
+    path = Path(f"{prefix}.idx")
+    raw = bytearray(path.read_bytes())
+    count = int.from_bytes(raw[32:40], "little")
+    raw[32:40] = (count - 1).to_bytes(
+        8, "little"
+    )  # of two dimensions the sizes would be more than rows
+    raw[40:48] = (count + 2).to_bytes(8, "little")
+    path.write_bytes(raw)
+    assert "these are no rows of tokens" in message(prefix)

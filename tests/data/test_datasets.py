@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 from token_files import data_args, letters, write_documents
 
-from megatron.data.datasets import DataSplits, build_datasets, describe_difference
+from megatron.data.datasets import DataRequest, DataSplits, build_datasets
+from megatron.data.opening import open_files
+from megatron.data.plan import plan_indexes
+from megatron.data.sources import store_of
+from megatron.data.split_plan import describe_difference
 from megatron.data.splits import SampleCounts
 from megatron.errors import BarrierError, DataError, NeoXError
 from megatron.runtime.world import World
@@ -21,12 +25,14 @@ def build(
 ) -> DataSplits:
     data = {key: options.pop(key) for key in list(options) if key in vars(data_args(prefix))}
     return build_datasets(
-        data_args(prefix, **data),
-        seq_length=seq_length,
-        seed=options.pop("seed", 1234),
-        wanted=SampleCounts(*counts),
-        world=World(),
-        **options,
+        DataRequest(
+            data_args(prefix, **data),
+            seq_length=seq_length,
+            seed=options.pop("seed", 1234),
+            wanted=SampleCounts(*counts),
+            **options,
+        ),
+        World(),
     )
 
 
@@ -215,3 +221,12 @@ def test_the_errors_are_of_the_kinds_that_are_shown_without_a_traceback(tmp_path
     (tmp_path / "file").touch()
     with pytest.raises(BarrierError, match="index_cache_dir"):
         build(prefix, index_cache_dir=str(tmp_path / "file"))
+
+
+def test_a_file_that_changes_before_all_have_opened_it_is_said(tmp_path: Path) -> None:
+    prefix = write_documents(tmp_path / "d", letters(5))
+    request = DataRequest(data_args(prefix), 8, 1, SampleCounts(3, 0, 0))
+    plan = plan_indexes(request, store_of(request.settings))
+    write_documents(prefix, letters(6))
+    with pytest.raises(BarrierError, match=r"has 6 documents in 132 bytes here.*found 5 in 110"):
+        open_files(request.settings, plan, World())

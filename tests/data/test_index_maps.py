@@ -11,11 +11,11 @@ from megatron.data import index_maps
 from megatron.data.index_maps import (
     IndexShape,
     array_forms,
-    build_arrays,
     epoch_seed,
     epochs_needed,
     samples_in,
 )
+from tests.data.token_files import build_arrays
 
 
 def slow_maps(

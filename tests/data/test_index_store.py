@@ -8,6 +8,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ import pytest
 from token_files import data_args, letters, write_documents
 
 from megatron.data import index_store
-from megatron.data.datasets import DataSplits, build_datasets, index_task
+from megatron.data.datasets import DataRequest, DataSplits, build_datasets, index_task
 from megatron.data.index_maps import ARRAY_NAMES
 from megatron.data.plan import plan_indexes
 from megatron.data.recipes import IndexRecipe
 from megatron.data.sources import store_of
 from megatron.data.split_plan import DataPlan
 from megatron.data.splits import SampleCounts
+from megatron.data.stored_arrays import StoredArrays
 from megatron.errors import DataError, NeoXError
 from megatron.runtime import fs_barrier
 from megatron.runtime.fs_barrier import build_or_wait
@@ -42,11 +44,13 @@ def start(
     **changes: Any,
 ) -> DataSplits:
     return build_datasets(
-        data_args(prefix, **changes),
-        seq_length=seq_length,
-        seed=seed,
-        wanted=SampleCounts(6, 2, 2),
-        world=world or World(),
+        DataRequest(
+            data_args(prefix, **changes),
+            seq_length=seq_length,
+            seed=seed,
+            wanted=SampleCounts(6, 2, 2),
+        ),
+        world or World(),
     )
 
 
@@ -91,15 +95,15 @@ def test_arrays_are_plain_npy_files_and_the_manifest_says_it_all(prefix: Path) -
 
 
 def test_data_that_changes_after_the_look_is_not_built_from(prefix: Path) -> None:
-    settings = data_args(prefix)
-    store = store_of(settings)
+    request = DataRequest(data_args(prefix), 8, 1, SampleCounts(6, 0, 0))
+    store = store_of(request.settings)
 
     def look() -> DataPlan:
-        plan = plan_indexes(settings, store, seq_length=8, seed=1, wanted=SampleCounts(6, 0, 0))
+        plan = plan_indexes(request, store)
         write_documents(prefix, [[1], *letters(3), list(range(21))])  # as many, of as many bytes
         return plan
 
-    task = index_task(settings, store, look)
+    task = replace(index_task(request, store), prepare=look)
     with pytest.raises(DataError, match=r"d\.idx: was changed between"):
         build_or_wait(task, World(), use_shared_fs=True, timeout_s=10)
     assert list(store.root.glob("*/manifest.json")) == []
@@ -412,3 +416,12 @@ def test_nodes_with_their_own_disks_build_their_own(tmp_path: Path) -> None:
     for outcome in run_outcomes(2, start_on_own_disk, prefixes, env_of_rank=two_nodes):
         assert outcome.error is not None
         assert "the token files differ between the nodes" in outcome.error
+
+
+def test_an_array_that_is_gone_is_said(prefix: Path) -> None:
+    start(prefix)
+    (the_maps(prefix) / "doc_idx.npy").unlink()
+    with pytest.raises(
+        DataError, match=r"doc_idx\.npy: No such file or directory: remove the folder"
+    ):
+        StoredArrays(the_maps(prefix))

@@ -226,3 +226,17 @@ def test_verify_finds_damage_inside(prefix: Path) -> None:
     data = MMapIndexedDataset(prefix)
     with pytest.raises(DataError, match="document index does not run from 0 to 3"):
         data.verify()
+
+
+def test_what_cannot_be_opened_or_written_is_said(prefix: Path, tmp_path: Path) -> None:
+    assert "expected infer, mmap or cached" in message(prefix, "lazy")
+    with pytest.raises(
+        DataError, match="tokens cannot be stored as complex128: expected one of uint8"
+    ):
+        MMapIndexedDatasetBuilder(tmp_path / "c.bin", np.complex128)
+    (tmp_path / "folder.idx").mkdir()
+    assert "folder.idx: cannot be read: Is a directory" in message(tmp_path / "folder")
+    data = Path(f"{prefix}.bin")
+    data.unlink()
+    data.mkdir()
+    assert f"{data}: cannot be mapped" in message(prefix)

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from token_files import data_args, write_documents
 
-from megatron.data.datasets import Samples, build_datasets
-from megatron.data.loader import StepBatch, build_step_loader
+from megatron.data.datasets import DataRequest, Samples, build_datasets
+from megatron.data.loader import build_step_loader
 from megatron.data.splits import SampleCounts
+from megatron.data.step_batch import StepBatch
 from megatron.errors import DataError
 from megatron.neox_arguments import BatchSizes
 from megatron.runtime.world import World
@@ -31,7 +32,15 @@ def build(folder: Path, labels: Any = LABELS, **changes: Any) -> Samples:
     )
     wanted = SampleCounts(3, 0, 0)
     train = build_datasets(
-        settings, seq_length=4, seed=1, wanted=wanted, world=World(), vocab_size=100, pad_id=99
+        DataRequest(
+            settings,
+            seq_length=4,
+            seed=1,
+            wanted=wanted,
+            vocab_size=100,
+            pad_id=99,
+        ),
+        World(),
     ).train
     assert train is not None
     return train
@@ -95,3 +104,12 @@ def test_files_that_do_not_fit(tmp_path: Path, labels: Any, message: str) -> Non
     with pytest.raises(DataError, match=message) as error:
         build(tmp_path, labels)
     assert str(tmp_path / "label") in str(error.value)
+
+
+def test_a_label_beyond_the_vocabulary_is_said_with_its_place(tmp_path: Path) -> None:
+    train = build(tmp_path)
+    labels = np.memmap(tmp_path / "label.bin", np.int32, mode="r+")
+    labels[9] = 100
+    labels.flush()
+    with pytest.raises(DataError, match=r"label\.bin: token 5 of document 1 has the id 100"):
+        steps(train)

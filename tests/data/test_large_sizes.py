@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron.data.cached_index import write_cached_index
-from megatron.data.datasets import build_datasets
+from megatron.data.datasets import DataRequest, build_datasets
 from megatron.data.index_file import FIELDS, MMAP_MAGIC
-from megatron.data.index_maps import IndexShape, build_arrays
+from megatron.data.index_maps import IndexShape
+from megatron.data.index_writing import write_index
 from megatron.data.indexed_dataset import make_dataset
 from megatron.data.splits import SampleCounts
 from megatron.runtime.world import World
-from tests.data.token_files import data_args
+from tests.data.token_files import build_arrays, data_args
 
 DOCUMENT = 1_500_000_001  # tokens, i32: the second document starts past 2^32 bytes
 COUNT = 3
@@ -28,7 +28,7 @@ def prefix(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     doc_idx = np.arange(COUNT + 1, dtype=np.int64)
     with open(tmp_path / "d.idx", "wb") as file:
         if request.param == "cached":
-            write_cached_index(file, sizes, len(doc_idx), [doc_idx])
+            write_index(file, "cached", np.dtype("<i4"), sizes, doc_idx)
         else:
             file.write(MMAP_MAGIC + FIELDS.pack(1, 4, COUNT, COUNT + 1) + sizes.tobytes())
             file.write((doc_idx[:-1] * DOCUMENT * 4).tobytes() + doc_idx.tobytes())
@@ -53,11 +53,13 @@ def test_tokens_past_the_limits_are_found(prefix: Path) -> None:
 def test_samples_cross_the_documents_in_their_order(prefix: Path) -> None:
     samples = (COUNT * DOCUMENT - 1) // SEQ_LENGTH
     train = build_datasets(
-        data_args(prefix),
-        seq_length=SEQ_LENGTH,
-        seed=5,
-        wanted=SampleCounts(samples, 0, 0),
-        world=World(),
+        DataRequest(
+            data_args(prefix),
+            seq_length=SEQ_LENGTH,
+            seed=5,
+            wanted=SampleCounts(samples, 0, 0),
+        ),
+        World(),
     ).train
     assert train is not None
     order = train.maps.doc_idx.tolist()

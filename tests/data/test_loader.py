@@ -15,9 +15,10 @@ import torch
 from token_files import data_args, letters, write_documents
 
 from megatron.data.boundaries import Boundaries
-from megatron.data.datasets import DataSplits, SampleDataset, build_datasets
-from megatron.data.loader import StepBatch, build_step_loader
+from megatron.data.datasets import DataRequest, DataSplits, SampleDataset, build_datasets
+from megatron.data.loader import build_step_loader
 from megatron.data.splits import SampleCounts
+from megatron.data.step_batch import StepBatch
 from megatron.errors import DataError
 from megatron.runtime.world import World
 from tests.support.ranks import run_ranks
@@ -34,11 +35,13 @@ def batch(micro: int, accumulation: int, ranks: int = 1) -> SimpleNamespace:
 
 def dataset(prefix: Path, vocab_size: int | None = None) -> SampleDataset:
     split = build_datasets(
-        data_args(prefix),
-        seq_length=8,
-        seed=1,
-        wanted=SampleCounts(64, 0, 0),
-        world=World(),
+        DataRequest(
+            data_args(prefix),
+            seq_length=8,
+            seed=1,
+            wanted=SampleCounts(64, 0, 0),
+        ),
+        World(),
     ).train
     assert split is not None
     split.vocab_size = vocab_size
@@ -346,7 +349,13 @@ def test_a_worker_that_dies_of_a_cut_file_says_so(tmp_path: Path) -> None:
     """Reading what was cut off is a SIGBUS; torch would speak of shared memory."""
     prefix = write_documents(tmp_path / "d", letters(2000))
     data = build_datasets(
-        data_args(prefix), seq_length=8, seed=1, wanted=SampleCounts(2000, 0, 0), world=World()
+        DataRequest(
+            data_args(prefix),
+            seq_length=8,
+            seed=1,
+            wanted=SampleCounts(2000, 0, 0),
+        ),
+        World(),
     )
     data.check_files()
     with pytest.raises(DataError, match=r"d\.bin: has 10 bytes now, 44,000 when it was opened"):
@@ -356,7 +365,13 @@ def test_a_worker_that_dies_of_a_cut_file_says_so(tmp_path: Path) -> None:
 def test_an_index_that_is_cut_is_noticed(tmp_path: Path) -> None:
     prefix = write_documents(tmp_path / "d", letters(60))
     data = build_datasets(
-        data_args(prefix), seq_length=8, seed=1, wanted=SampleCounts(6, 0, 0), world=World()
+        DataRequest(
+            data_args(prefix),
+            seq_length=8,
+            seed=1,
+            wanted=SampleCounts(6, 0, 0),
+        ),
+        World(),
     )
     os.truncate(f"{prefix}.idx", 700)
     with pytest.raises(DataError, match=r"d\.idx: has 700 bytes now, 1,242 when it was opened"):
@@ -366,7 +381,13 @@ def test_an_index_that_is_cut_is_noticed(tmp_path: Path) -> None:
 def test_a_file_that_is_replaced_does_no_harm(tmp_path: Path) -> None:
     prefix = write_documents(tmp_path / "d", letters(60))
     data = build_datasets(
-        data_args(prefix), seq_length=8, seed=1, wanted=SampleCounts(6, 0, 0), world=World()
+        DataRequest(
+            data_args(prefix),
+            seq_length=8,
+            seed=1,
+            wanted=SampleCounts(6, 0, 0),
+        ),
+        World(),
     )
     Path(f"{prefix}.bin").unlink()
     data.check_files()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from megatron.data import local_cache, local_copy
-from megatron.data.datasets import DataSplits, build_datasets
+from megatron.data.datasets import DataRequest, DataSplits, build_datasets
 from megatron.data.indexed_dataset import make_dataset
 from megatron.data.local_cache import Lease, LocalCache, stage
 from megatron.data.local_copy import Source
@@ -257,7 +257,13 @@ def start(tmp_path: Path, **changes: Any) -> DataSplits:
     paths = tuple(str(tmp_path / "data" / f"d{number}") for number in range(2))
     args = data_args(tmp_path, data_path=None, train_data_paths=paths, **changes)
     return build_datasets(
-        args, seq_length=8, seed=1234, wanted=SampleCounts(20, 0, 0), world=World()
+        DataRequest(
+            args,
+            seq_length=8,
+            seed=1234,
+            wanted=SampleCounts(20, 0, 0),
+        ),
+        World(),
     )
 
 
@@ -282,3 +288,9 @@ def test_a_blend_reads_the_copies_and_is_the_same(
     for path in (tmp_path / "data").glob("*.bin"):  # the copies are what is read
         path.write_bytes(bytes(path.stat().st_size))
     assert [sample.tokens.tolist() for sample in staged.train] == expected  # type: ignore[attr-defined]
+
+
+def test_a_source_that_is_gone_is_said(prefix: Path) -> None:
+    Path(f"{prefix}.idx").unlink()
+    with pytest.raises(DataError, match=r"d\.idx: No such file"):
+        Source.of(str(prefix))

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from megatron.data import memory_file
-from megatron.data.datasets import build_datasets
+from megatron.data.datasets import DataRequest, build_datasets
 from megatron.data.indexed_dataset import make_dataset
 from megatron.data.memory_file import MemoryFile
 from megatron.data.node_memory import hold_in_memory
@@ -140,7 +140,13 @@ def test_samples_are_the_same(tmp_path: Path, impl: str) -> None:
     wanted = SampleCounts(30, 0, 0)
     datasets = [
         build_datasets(
-            data_args(prefix, data_impl=impl), seq_length=7, seed=3, wanted=wanted, world=World()
+            DataRequest(
+                data_args(prefix, data_impl=impl),
+                seq_length=7,
+                seed=3,
+                wanted=wanted,
+            ),
+            World(),
         ).train
         for impl in ("infer", impl)
     ]

@@ -47,7 +47,7 @@ def test_300_datasets_in_4_workers_under_a_limit_of_256(tmp_path: Path, impl: st
 BLEND = """
 import os, sys
 from types import SimpleNamespace
-from megatron.data.datasets import build_datasets
+from megatron.data.datasets import DataRequest, build_datasets
 from megatron.data.loader import build_step_loader
 from megatron.data.splits import SampleCounts
 from megatron.runtime.world import World
@@ -55,9 +55,8 @@ from tests.data.token_files import data_args
 
 paths = tuple(f"{sys.argv[1]}/d{number}" for number in range(300))
 args = data_args("", data_path=None, train_data_paths=paths, data_impl=sys.argv[2])
-train = build_datasets(
-    args, seq_length=8, seed=1, wanted=SampleCounts(600, 0, 0), world=World()
-).train
+request = DataRequest(args, seq_length=8, seed=1, wanted=SampleCounts(600, 0, 0))
+train = build_datasets(request, World()).train
 batch = SimpleNamespace(
     global_batch_size=6, micro_batch_size=6, gradient_accumulation_steps=1, data_parallel_size=1
 )

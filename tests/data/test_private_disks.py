@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron.data.datasets import build_datasets
+from megatron.data.datasets import DataRequest, build_datasets
 from megatron.data.splits import SampleCounts
 from megatron.runtime import fs_probe
 from megatron.runtime.world import World
@@ -47,11 +47,13 @@ def start(world: World, disk: Path, use_shared_fs: bool) -> tuple[int, list[int]
     if not world.is_local_first:
         move_to_disks_of(first)
     data = build_datasets(
-        data_args(prefix, use_shared_fs=use_shared_fs),
-        seq_length=8,
-        seed=1234,
-        wanted=SampleCounts(6, 0, 0),
-        world=world,
+        DataRequest(
+            data_args(prefix, use_shared_fs=use_shared_fs),
+            seq_length=8,
+            seed=1234,
+            wanted=SampleCounts(6, 0, 0),
+        ),
+        world,
     )
     assert data.train is not None
     world.barrier()

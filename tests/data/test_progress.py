@@ -11,7 +11,7 @@ import pytest
 from token_files import data_args, letters, write_documents
 
 from megatron.data.blended_dataset import BlendedDataset
-from megatron.data.datasets import DataSplits, build_datasets
+from megatron.data.datasets import DataRequest, DataSplits, build_datasets
 from megatron.data.progress import Progress
 from megatron.data.splits import SampleCounts
 from megatron.errors import DataError
@@ -40,12 +40,14 @@ def build(
         **({"data_order": "epochs"} | options),
     )
     return build_datasets(
-        settings,
-        seq_length=SEQ,
-        seed=1,
-        wanted=SampleCounts(samples, 0, 0),
-        world=World(),
-        progress=progress,
+        DataRequest(
+            settings,
+            seq_length=SEQ,
+            seed=1,
+            wanted=SampleCounts(samples, 0, 0),
+            progress=progress,
+        ),
+        World(),
     )
 
 
@@ -141,13 +143,15 @@ def test_train_epochs_reads_what_is_left(tmp_path: Path) -> None:
         )
         wanted = SampleCounts(samples, 0, 0)
         return build_datasets(
-            settings,
-            seq_length=SEQ,
-            seed=1,
-            wanted=wanted,
-            world=World(),
-            train_epochs=1,
-            progress=progress,
+            DataRequest(
+                settings,
+                seq_length=SEQ,
+                seed=1,
+                wanted=wanted,
+                train_epochs=1,
+                progress=progress,
+            ),
+            World(),
         )
 
     whole = [epochs([path], 1).facts.splits["train"].samples_per_epoch for path in (a, b)]

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from token_files import data_args, letters, write_documents
 
-from megatron.data.index_maps import Order, epochs_needed
-from megatron.data.run_length import samples_of_epochs
-from megatron.data.sources import run_length
+from megatron.data.index_maps import Order, epochs_needed, samples_of_epochs
+from megatron.data.run_length import run_length
 from megatron.errors import DataError
 from megatron.runtime.world import World
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron.data.datasets import build_datasets
+from megatron.data.datasets import DataRequest, build_datasets
 from megatron.data.index_store import IndexStore
 from megatron.data.indexed_dataset import make_dataset
 from megatron.data.splits import SampleCounts
@@ -119,11 +119,13 @@ def says(world: World, node: Path, key: str, *names: str) -> str:
         given["train_label_data_paths"] = [str(node / "labels")]
     try:
         build_datasets(
-            data_args(node, use_shared_fs=False, split="80,20,0", **given),
-            seq_length=8,
-            seed=1234,
-            wanted=SampleCounts(6, 2 if key == "data_path" else 0, 0),
-            world=world,
+            DataRequest(
+                data_args(node, use_shared_fs=False, split="80,20,0", **given),
+                seq_length=8,
+                seed=1234,
+                wanted=SampleCounts(6, 2 if key == "data_path" else 0, 0),
+            ),
+            world,
         )
     except NeoXError as error:
         return str(error)
@@ -213,11 +215,13 @@ def one_index_for_all(world: World, disk: Path, index: Path) -> str:
         world.barrier()
     try:
         build_datasets(
-            data_args(disk / "a", use_shared_fs=False, index_cache_dir=str(index)),
-            seq_length=8,
-            seed=1234,
-            wanted=SampleCounts(6, 0, 0),
-            world=world,
+            DataRequest(
+                data_args(disk / "a", use_shared_fs=False, index_cache_dir=str(index)),
+                seq_length=8,
+                seed=1234,
+                wanted=SampleCounts(6, 0, 0),
+            ),
+            world,
         )
     except NeoXError as error:
         return str(error)

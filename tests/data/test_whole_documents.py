@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from token_files import data_args, write_documents
 
-from megatron.data.datasets import DataSplits, build_datasets
+from megatron.data.datasets import DataRequest, DataSplits, build_datasets
 from megatron.data.index_maps import epoch_seed
 from megatron.data.loader import build_step_loader
-from megatron.data.sources import run_length
+from megatron.data.run_length import run_length
 from megatron.data.splits import SampleCounts
 from megatron.data.whole_documents import WholeDocuments, overflow_starts
 from megatron.errors import DataError
@@ -28,12 +28,14 @@ PAD = 999
 
 def build(prefix: Path, wanted: tuple[int, int, int] = (4, 0, 0), **changes: Any) -> DataSplits:
     return build_datasets(
-        data_args(prefix, **changes),
-        seq_length=SEQ,
-        seed=5,
-        wanted=SampleCounts(*wanted),
-        world=World(),
-        pad_id=PAD,
+        DataRequest(
+            data_args(prefix, **changes),
+            seq_length=SEQ,
+            seed=5,
+            wanted=SampleCounts(*wanted),
+            pad_id=PAD,
+        ),
+        World(),
     )
 
 

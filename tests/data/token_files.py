@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from megatron.data.index_maps import ARRAY_NAMES, IndexShape, build_pieces
 from megatron.data.indexed_dataset import MMapIndexedDatasetBuilder
 from megatron.neox_arguments.sections.data import DataArgs
 
@@ -32,3 +34,13 @@ def letters(documents: int, length: int = 11) -> list[list[int]]:
 
 def data_args(prefix: Path, **changes: Any) -> DataArgs:
     return DataArgs(**({"data_path": str(prefix), "split": "1,0,0"} | changes))
+
+
+def build_arrays(
+    shape: IndexShape, sizes: npt.NDArray[np.int32], seed: int
+) -> dict[str, npt.NDArray[Any]]:
+    """The three arrays that :func:`build_pieces` gives, whole."""
+    pieces: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in ARRAY_NAMES}
+    for name, piece in build_pieces(shape, sizes, seed):
+        pieces[name].append(piece)
+    return {name: np.concatenate(pieces[name]) for name in ARRAY_NAMES}

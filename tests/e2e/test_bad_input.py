@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megatron.checkpointing.save import LOCK_NAME
+from megatron.checkpointing.save_folder import LOCK_NAME
 from megatron.data.indexed_dataset import MMapIndexedDatasetBuilder
 from tests.support.doors import Done, door, doors, finish, start
 from tests.support.tiny import tiny_config, write_tokens

@@ -7,8 +7,8 @@ import torch
 
 from megatron.errors import ConfigError
 from megatron.model import layout
-from tests.support.joined_layers import join_layer
 from tests.support.models import tiny_args, tiny_model
+from tests.support.whole_layers import join_layer, join_shards
 
 
 def names(**changes: object) -> set[str]:
@@ -145,7 +145,7 @@ def test_shards_of_every_parameter_join_to_the_whole(kv_heads: int, size: int) -
         for name, whole in layer.named_parameters():
             split = layout.partition(model.model_args, name, whole.shape)
             shards = [layout.take_shard(whole, split, rank, size) for rank in range(size)]
-            assert torch.equal(layout.join_shards(shards, split), whole), (index, name)
+            assert torch.equal(join_shards(shards, split), whole), (index, name)
             if split is not None:
                 assert shards[0].numel() * size == whole.numel(), (index, name)
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megatron.data.boundaries import Boundaries, DocumentStarts
-from megatron.data.loader import StepBatch
+from megatron.data.step_batch import StepBatch
 from megatron.losses import loss_sum
 from megatron.model import layout
 from megatron.mpu import ParallelGroups

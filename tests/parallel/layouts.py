@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron.data.loader import StepBatch
+from megatron.data.step_batch import StepBatch
 from megatron.model import layout
 from megatron.mpu import ParallelGroups
 from megatron.neox_arguments import NeoXArgs
@@ -22,8 +22,8 @@ from megatron.runtime.world import World
 from megatron.training.pipeline_step import step_of
 from megatron.training.setup import Parts, build_engine, build_model, build_parts, model_of
 from megatron.training.step import StepSettings
-from tests.support.joined_layers import join_layer
 from tests.support.tiny import tiny_config
+from tests.support.whole_layers import join_layer
 
 STEPS, BATCH, LENGTH = 20, 8, 16
 # The norm of the gradient is above this in some steps and below it in others.

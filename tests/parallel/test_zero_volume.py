@@ -22,7 +22,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatron.data.loader import StepBatch
+from megatron.data.step_batch import StepBatch
 from megatron.neox_arguments import NeoXArgs
 from megatron.runtime.partitioned import whole_numel
 from megatron.runtime.stock_deepspeed import deepspeed

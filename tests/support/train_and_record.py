@@ -19,7 +19,8 @@ READS: Final = "NEOX_TEST_READS"  # environment variable
 
 def main() -> None:
     sys.path.insert(0, str(ROOT))
-    from megatron.data.loader import StepBatch, StepLoader
+    from megatron.data.loader import StepLoader
+    from megatron.data.step_batch import StepBatch
 
     folder = Path(os.environ[READS])
     folder.mkdir(parents=True, exist_ok=True)

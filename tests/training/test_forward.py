@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from megatron.data.boundaries import Boundaries, DocumentStarts
-from megatron.data.loader import StepBatch
+from megatron.data.step_batch import StepBatch
 from megatron.training.forward import logits_of
 
 TOKENS = torch.arange(2 * 2 * 7).view(2, 2, 7)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from megatron.data.loader import StepBatch
+from megatron.data.step_batch import StepBatch
 from megatron.errors import TrainingError
 from megatron.neox_arguments import NeoXArgs
 from megatron.runtime.partitioned import gathered

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from megatron.data.loader import StepBatch
+from megatron.data.step_batch import StepBatch
 from megatron.losses import loss_sum
 from megatron.mpu import ParallelGroups
 from megatron.neox_arguments import NeoXArgs

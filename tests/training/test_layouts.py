@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megatron.data.datasets import build_datasets
+from megatron.data.datasets import DataRequest, build_datasets
 from megatron.data.loader import build_step_loader
 from megatron.data.splits import samples_wanted
 from megatron.mpu import ParallelGroups
@@ -31,11 +31,13 @@ def read_and_train(world: World, config: dict[str, Any], *more: dict[str, Any]) 
     args = NeoXArgs.from_dict(config, world_size=world.size)
     batch = args.batch_sizes(world.size)
     data = build_datasets(
-        args.data,
-        seq_length=args.model.seq_length,
-        seed=args.training.seed,
-        wanted=samples_wanted(STEPS, 10, 2, BATCH),
-        world=world,
+        DataRequest(
+            args.data,
+            seq_length=args.model.seq_length,
+            seed=args.training.seed,
+            wanted=samples_wanted(STEPS, 10, 2, BATCH),
+        ),
+        world,
     )
     assert data.train is not None
     numbers = {data.train[i].tokens.tobytes(): i for i in range(STEPS * BATCH)}

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from megatron.data.loader import StepBatch
+from megatron.data.step_batch import StepBatch
 from megatron.model import shapes_of, write_base_shapes
 from megatron.neox_arguments import NeoXArgs
 from megatron.runtime.world import World

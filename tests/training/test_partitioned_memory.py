@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from megatron.data.loader import StepBatch
+from megatron.data.step_batch import StepBatch
 from megatron.monitor.from_arguments import memory_of
 from megatron.neox_arguments import NeoXArgs
 from megatron.runtime.device import peak_memory_bytes

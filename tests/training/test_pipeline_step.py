@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from megatron.data.boundaries import Boundaries, DocumentStarts
-from megatron.data.loader import StepBatch
+from megatron.data.step_batch import StepBatch
 from megatron.errors import TrainingError
 from megatron.neox_arguments import NeoXArgs
 from megatron.runtime.world import World

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from megatron.data.loader import StepBatch
+from megatron.data.step_batch import StepBatch
 from megatron.errors import TrainingError
 from megatron.mpu import ParallelGroups
 from megatron.neox_arguments import NeoXArgs

@@ -22,7 +22,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from megatron.data.datasets import build_datasets  # noqa: E402
+from megatron.data.datasets import DataRequest, build_datasets  # noqa: E402
 from megatron.data.index_file import FIELDS, MMAP_MAGIC  # noqa: E402
 from megatron.data.sample_dataset import SampleDataset  # noqa: E402
 from megatron.data.splits import SampleCounts  # noqa: E402
@@ -49,7 +49,15 @@ def write_index(prefix: Path, sizes: np.ndarray) -> int:
 def open_training_split(prefix: Path, samples: int, packing: Packing = "packed") -> SampleDataset:
     settings = DataArgs(data_path=str(prefix), split="1,0,0", pack_impl=packing)
     wanted = SampleCounts(samples, 0, 0)
-    data = build_datasets(settings, seq_length=SEQ_LENGTH, seed=1234, wanted=wanted, world=World())
+    data = build_datasets(
+        DataRequest(
+            settings,
+            seq_length=SEQ_LENGTH,
+            seed=1234,
+            wanted=wanted,
+        ),
+        World(),
+    )
     assert isinstance(data.train, SampleDataset)  # one file, no blend
     return data.train
 
