@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from megatron.doctor import channel as channel_file
-from megatron.doctor import data_files, folders, links, reading, versions
+from megatron.doctor import data_files, folders, links, reading, sharing, versions
 from megatron.doctor.channel import Channel, Gone
 from megatron.doctor.diagnosis import Case, diagnose, labels_of
 from megatron.doctor.file_systems import file_system_of
@@ -66,11 +66,17 @@ def test_a_folder_is_looked_at_and_left_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_file_of_another_host_is_seen_when_it_comes(tmp_path: Path) -> None:
-    name = folders.leave(str(tmp_path))
-    assert name is not None
-    seen = folders.watch(str(tmp_path), {1: name, 2: "never"}, patience=0.3)
-    assert list(seen) == ["1"]
-    folders.take_away(str(tmp_path), name)
+    ours = {
+        "save": folders.RunFolder(str(tmp_path), shared=False),
+        "log_dir": folders.RunFolder(str(tmp_path)),  # each may write to one of its own
+    }
+    left = {0: sharing.leave(ours), 1: {"save": "never"}, 2: sharing.leave(ours), 3: {"save": None}}
+    assert left[0].keys() == {"save"}
+    facts = sharing.look(ours, left, 0)["save"]
+    assert (facts["writes"], list(facts["seen"])) == (True, ["2"])
+    assert sharing.look(ours, left, 3)["save"]["writes"] is False
+    for node in left:
+        sharing.take_away(ours, left[node])
     assert list(tmp_path.iterdir()) == []
 
 
