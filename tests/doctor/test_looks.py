@@ -19,8 +19,10 @@ from megatron.doctor.isolation import failure_of, isolated
 from megatron.doctor.meeting import Guest, Hub
 from megatron.doctor.page import page, status_of, verdict
 from megatron.doctor.probe import absent_hosts
+from megatron.doctor.torch_process import TorchProcess
 from megatron.errors import LaunchError
 from tests.doctor.findings import only
+from tests.support.doors import ROOT
 from tests.support.ranks import free_port
 
 
@@ -106,6 +108,17 @@ def test_a_check_that_raises_or_hangs_is_a_fact() -> None:
     assert failure_of(isolated(raises, 1.0)) == "OSError: disk on fire"
     assert failure_of(isolated(threading.Event().wait, 0.1)) == "no answer within 0 s"
     assert isolated(lambda: {"size": 3}, 1.0) == {"size": 3}
+
+
+def test_what_torchs_process_said_last_is_the_reason_for_all_that_it_does_not_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libcuda.so.1 is broken')\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    process = TorchProcess()
+    for question in (None, {"rank": 0}, {"rank": 0}):
+        with pytest.raises(RuntimeError, match="is broken"):
+            process.ask(question, 30.0)
 
 
 def test_another_version_of_a_file_is_another_project(tmp_path: Path) -> None:
