@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from megatron.launch.local import _Forwarder
 from tests.support import doors
 from tests.support.doors import ROOT, environment, is_running, wait_until
 
@@ -243,3 +244,17 @@ def test_a_bad_configuration_starts_nothing_and_imports_no_torch(folder: Path) -
     assert any(line.endswith("megatron.neox_arguments") for line in imports)
     assert not [line for line in imports if line.split("|")[-1].strip() in ("torch", "deepspeed")]
     assert not (folder / "started").exists()
+
+
+def test_a_signal_before_there_are_ranks_ends_the_start() -> None:
+    """The first host may wait for the others for minutes; nobody is there yet who could save."""
+    with _Forwarder() as forwarder:
+        with pytest.raises(SystemExit) as stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.value.code == 128 + signal.SIGTERM
+        forwarder.hold()
+        os.kill(os.getpid(), signal.SIGTERM)
+        # One that comes while they are started is theirs.
+        with subprocess.Popen(["sleep", "60"]) as rank:
+            forwarder.serve([rank.pid])
+        assert rank.returncode == -signal.SIGTERM
