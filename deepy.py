@@ -9,16 +9,16 @@ from __future__ import annotations
 import sys
 
 from megatron.errors import run_door
-from megatron.launch.main import main
+from megatron.runtime.signals import loading
 
 
-def _main() -> int:
-    if sys.argv[1:2] == ["doctor"]:
-        from megatron.doctor.main import main as doctor  # noqa: PLC0415 - a start has no use for it
+def main() -> int:
+    with loading():
+        from megatron.doctor.main import main as doctor
+        from megatron.launch.main import main as launch
 
-        return doctor(sys.argv[2:])
-    return main()
+    return doctor(sys.argv[2:]) if sys.argv[1:2] == ["doctor"] else launch()
 
 
 if __name__ == "__main__":
-    run_door(_main)
+    run_door(main)

@@ -4,19 +4,22 @@
 from __future__ import annotations
 
 from megatron.errors import run_door
-from megatron.evaluation.run import add_evaluation_arguments, run_evaluation
 from megatron.neox_arguments.arguments_cli import (
     RankParser,
     add_config_arguments,
     args_from_cli,
 )
 from megatron.ranks import adopt_rank_variables
-from megatron.runtime.peers import watch_peers
-from megatron.runtime.process import end_process, start_process
-from megatron.runtime.roll_call import problems_are_told
+from megatron.runtime.signals import loading
 
 
 def main() -> None:
+    with loading():
+        from megatron.evaluation.run import add_evaluation_arguments, run_evaluation
+        from megatron.runtime.peers import watch_peers
+        from megatron.runtime.process import end_process, start_process
+        from megatron.runtime.roll_call import problems_are_told
+
     adopt_rank_variables()
     parser = RankParser(description=__doc__)
     add_config_arguments(parser)

@@ -4,23 +4,26 @@
 from __future__ import annotations
 
 from megatron.errors import run_door
-from megatron.generation.run import run_generation
 from megatron.neox_arguments.arguments_cli import (
     RankParser,
     add_config_arguments,
     args_from_cli,
 )
 from megatron.ranks import adopt_rank_variables
-from megatron.runtime.peers import watch_peers
-from megatron.runtime.process import end_process, start_process
-from megatron.runtime.roll_call import problems_are_told
-from megatron.training.loading import load_trained_model
-from megatron.training.setup import build_parts
+from megatron.runtime.signals import loading
 
 A_WEEK_S = 7 * 24 * 3600.0
 
 
 def main() -> None:
+    with loading():
+        from megatron.generation.run import run_generation
+        from megatron.runtime.peers import watch_peers
+        from megatron.runtime.process import end_process, start_process
+        from megatron.runtime.roll_call import problems_are_told
+        from megatron.training.loading import load_trained_model
+        from megatron.training.setup import build_parts
+
     adopt_rank_variables()
     parser = RankParser(description=__doc__)
     add_config_arguments(parser)

@@ -10,14 +10,17 @@ from megatron.neox_arguments.arguments_cli import (
     args_from_cli,
 )
 from megatron.ranks import adopt_rank_variables
-from megatron.runtime.peers import watch_peers
-from megatron.runtime.process import end_process, start_process
-from megatron.runtime.roll_call import problems_are_told
-from megatron.runtime.world import COLLECTIVE_TIMEOUT_S, World
-from megatron.training.run import run_training
+from megatron.runtime.signals import loading
 
 
 def main() -> None:
+    with loading():
+        from megatron.runtime.peers import watch_peers
+        from megatron.runtime.process import end_process, start_process
+        from megatron.runtime.roll_call import problems_are_told
+        from megatron.runtime.world import COLLECTIVE_TIMEOUT_S, World
+        from megatron.training.run import run_training
+
     adopt_rank_variables()
     parser = RankParser(description=__doc__)
     add_config_arguments(parser)

@@ -6,7 +6,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from megatron.doctor import data_files, devices, folders, hosts, limits, network, reading, versions
+from megatron.doctor import (
+    data_files,
+    devices,
+    folders,
+    hosts,
+    limits,
+    network,
+    reading,
+    sharing,
+    versions,
+)
 from megatron.doctor.finding import Finding
 from megatron.doctor.isolation import failure_of
 from megatron.doctor.needs import Needs
@@ -158,7 +168,7 @@ def _sharing(by_host: Mapping[str, Any], case: Case) -> Iterable[Finding]:
     for key, folder in case.folders.items():
         found = {host: facts[key] for host, facts in by_host.items() if key in facts}
         if found:
-            yield from folders.judge_sharing(key, folder, found, nodes)
+            yield from sharing.judge(key, folder, found, nodes)
 
 
 def _links(found: Mapping[int, Any], case: Case) -> Iterable[Finding]:

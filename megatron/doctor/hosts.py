@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import socket
 from collections.abc import Iterator, Mapping
@@ -11,6 +10,7 @@ from typing import Final, TypedDict
 
 from megatron.doctor.finding import ByHost, Finding, groups, names
 from megatron.monitor.units import duration_text
+from megatron.runtime.peer_link import is_loopback
 
 _CLOCK_DOUBT: Final = 2.0  # seconds: files seem to come from the future
 _CLOCK_WRONG: Final = 60.0  # certificates and tickets of a cluster's services fail
@@ -77,10 +77,10 @@ def _judge_addresses(hosts: ByHost[HostFacts]) -> Iterator[Finding]:
                     f"{label}: {variable}={wanted}, but its interfaces are {names(facts['interfaces'])}",
                     f"set {variable} to one of them, or take it out of the environment",
                 )
-        if "GLOO_SOCKET_IFNAME" in facts["chosen"] or _is_loopback(facts["address"]):
+        if "GLOO_SOCKET_IFNAME" in facts["chosen"] or is_loopback(facts["address"]):
             continue
         resolved = facts["resolves_to"]
-        if resolved is None or _is_loopback(resolved):
+        if resolved is None or is_loopback(resolved):
             means = "no address" if resolved is None else f"{resolved}, itself only"
             yield Finding(
                 "hosts",
@@ -99,12 +99,6 @@ def _is_there(wanted: str, interfaces: list[str]) -> bool:
         for name in wanted.split(",")
         for interface in interfaces
     )
-
-
-def _is_loopback(address: str) -> bool:
-    with suppress(ValueError):
-        return ipaddress.ip_address(address).is_loopback
-    return False
 
 
 def judge_clocks(ahead: ByHost[float]) -> Iterator[Finding]:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
 
@@ -65,8 +66,9 @@ class TorchProcess:
         """
         if question is not None:
             assert self._process.stdin is not None
-            self._process.stdin.write(json.dumps(question) + "\n")
-            self._process.stdin.flush()
+            with suppress(OSError):  # it has ended: its last words say why
+                self._process.stdin.write(json.dumps(question) + "\n")
+                self._process.stdin.flush()
         try:
             line = self._lines.get(timeout=patience)
         except queue.Empty:

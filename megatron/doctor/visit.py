@@ -7,7 +7,17 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
-from megatron.doctor import data_files, folders, hosts, limits, links, network, reading, versions
+from megatron.doctor import (
+    data_files,
+    folders,
+    hosts,
+    limits,
+    links,
+    network,
+    reading,
+    sharing,
+    versions,
+)
 from megatron.doctor.isolation import failure_of, isolated
 from megatron.doctor.meeting import Meeting
 from megatron.doctor.torch_process import REDUCE_PATIENCE, TorchProcess
@@ -85,32 +95,17 @@ class Visit:
     def _devices(self) -> Any:
         return self._torch.ask(None, _TORCH - 1.0) | {"memory": available_memory()}
 
-    # One folder or several?
-
     def _sharing(self, ours: dict[str, folders.RunFolder]) -> None:
         """Look for each other's files in the folders of which it matters whether they are one."""
-        asked = {key: folder for key, folder in ours.items() if folder.shared is not None}
-        left = isolated(lambda: {k: folders.leave(f.path) for k, f in asked.items()}, _LOOK)
+        left = isolated(lambda: sharing.leave(ours), _LOOK)
         left = {} if failure_of(left) is not None else left
         everyones = self._meeting.exchange("left", left, _LOOK + _AROUND)
-
-        def watch() -> dict[str, Any]:
-            found: dict[str, Any] = {}
-            for key, folder in asked.items():
-                wanted = {
-                    node: files[key]
-                    for node, files in everyones.items()
-                    if node != self._meeting.node and files.get(key)
-                }
-                patience = folders.SEEN_WITHIN if folder.shared else folders.SEEN_WITHIN / 5
-                seen = folders.watch(folder.path, wanted, patience)
-                found[key] = {"writes": bool(left.get(key)), "seen": seen}
-            return found
-
-        self._step("sharing", watch, folders.SEEN_WITHIN * 2 + _LOOK)
-        for key, name in left.items():
-            if name is not None:
-                folders.take_away(asked[key].path, name)
+        self._step(
+            "sharing",
+            lambda: sharing.look(ours, everyones, self._meeting.node),
+            sharing.SEEN_WITHIN * 2 + _LOOK,
+        )
+        sharing.take_away(ours, left)
 
     # How fast?
 

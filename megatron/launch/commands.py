@@ -13,7 +13,7 @@ from typing import Final
 
 from megatron.errors import LaunchError
 from megatron.launch.hosts import ANY_HOST
-from megatron.launch.plan import LaunchPlan
+from megatron.launch.plan import LaunchPlan, without_place
 
 # What the version text of each one's mpirun has in it.
 _SIGNS: Final = {
@@ -32,8 +32,12 @@ _OWN_SETTINGS: Final = {
 
 
 def environment_of_launcher(plan: LaunchPlan, env: Mapping[str, str]) -> dict[str, str]:
-    """All of the environment in which the launcher itself runs, ``env`` being this process's."""
-    found = {**env, **launcher_environment(plan)}
+    """All of the environment in which the launcher itself runs, ``env`` being this process's.
+
+    Ranks on this host get all of it, those of Slurm on every host: to one that finds another's place in it,
+    the launcher would have nothing to say.
+    """
+    found = {**without_place(env), **launcher_environment(plan)}
     if plan.launcher in _HYDRA:
         # With -genvlist, MPICH 4.0.2 keeps the last variable of its own environment from other hosts.
         found.pop(_LAST, None)

@@ -54,7 +54,10 @@ def run_local(plan: LaunchPlan, node: int = 0) -> int:
 
 
 class _Forwarder:
-    """Passes signals on to the ranks, each of which leads a session of its own."""
+    """Passes signals on to the ranks, each of which leads a session of its own.
+
+    Before there are any, one ends this process. While they are being started it is remembered for them.
+    """
 
     _PASSED_ON: Mapping[signal.Signals, signal.Signals] = {
         signal.SIGTERM: signal.SIGTERM,
@@ -65,7 +68,7 @@ class _Forwarder:
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
-        self._ranks: tuple[int, ...] = ()
+        self._ranks: tuple[int, ...] | None = None
         self._interrupts = 0
         self._handlers = ExitStack()
 
@@ -76,6 +79,10 @@ class _Forwarder:
     def __exit__(self, *_: object) -> None:
         self._handlers.close()
 
+    def hold(self) -> None:
+        """Ranks are being started."""
+        self._ranks = ()
+
     def serve(self, ranks: Iterable[int]) -> None:
         """These processes are the ranks; a signal that came before they were there reaches them now."""
         self._ranks = tuple(ranks)
@@ -83,6 +90,8 @@ class _Forwarder:
             self._send(self._PASSED_ON[self.received])
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._ranks is None:
+            raise SystemExit(exit_status(-number))
         self.received = signal.Signals(number)
         self._interrupts += number == signal.SIGINT
         self._send(
@@ -90,7 +99,7 @@ class _Forwarder:
         )
 
     def _send(self, number: signal.Signals) -> None:
-        for pid in self._ranks:
+        for pid in self._ranks or ():
             try:
                 if number == signal.SIGKILL:
                     os.killpg(pid, number)  # with everything that the rank has started
@@ -113,6 +122,7 @@ class _Agent(LocalElasticAgent):
         self._forwarder = forwarder
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self._forwarder.hold()
         pids: dict[int, int] = super()._start_workers(worker_group)
         self._forwarder.serve(pids.values())
         return pids

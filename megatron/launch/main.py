@@ -23,6 +23,7 @@ from megatron.launch.plan import (
 )
 from megatron.launch.remote import run_remote
 from megatron.ranks import adopt_rank_variables
+from megatron.runtime.signals import loading
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,7 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if plan.ranks == 1:
         run_in_place(plan)
     # torch costs about two seconds to import: not before everything else is known to be right.
-    from megatron.launch.local import run_local  # noqa: PLC0415
+    with loading():
+        from megatron.launch.local import run_local  # noqa: PLC0415
 
     status = run_local(plan)
     # Taking torch's modules apart at the end of the interpreter costs seconds and does nothing.

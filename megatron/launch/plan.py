@@ -29,6 +29,11 @@ ROOT = Path(__file__).resolve().parents[2]
 _TRAINING_SCRIPT = "train.py"
 # Names of the hosts in the order of their node ranks, with commas, for the ranks.
 HOSTS_VARIABLE: Final = "NEOX_HOSTS"
+# What tells a process which rank it is, and where it meets the others.
+_PLACE: Final = frozenset(
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "NODE_RANK"}
+    | {"GROUP_RANK", "CROSS_RANK", "MASTER_ADDR", "MASTER_PORT"}
+)
 _OF_ONE_HOST: Final = {
     "pdsh": frozenset({"OMP_NUM_THREADS", "DS_ACCELERATOR"}),
     **dict.fromkeys(
@@ -206,13 +211,14 @@ def rank_environment(env: Mapping[str, str], ranks: int, accelerators: int) -> d
     return added
 
 
+def without_place(env: Mapping[str, str]) -> dict[str, str]:
+    """``env`` without what a shell, a job's script or another launcher may have left in it about ranks."""
+    return {name: value for name, value in env.items() if name not in _PLACE}
+
+
 def environment_of_one_rank(env: Mapping[str, str]) -> dict[str, str]:
-    """``env`` for a process that is a whole run: nothing that a shell or another launcher has left in it
-    makes it look for others, or meet at their port."""
-    left = {"RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "MASTER_PORT"}
-    left |= {"NODE_RANK", "GROUP_RANK", "CROSS_RANK"}
-    kept = {name: value for name, value in env.items() if name not in left}
-    return {**kept, "WORLD_SIZE": "1"}
+    """``env`` for a process that is a whole run, whatever else is in it."""
+    return {**without_place(env), "WORLD_SIZE": "1"}
 
 
 def _check_for_mpi_and_slurm(plan: LaunchPlan) -> None:

@@ -25,6 +25,22 @@ def handled(
             signal.signal(number, before)
 
 
+@contextmanager
+def loading() -> Iterator[None]:
+    """While the block imports libraries, Ctrl-C ends the process at once and without a word.
+
+    It would come out of them with dozens of lines, and some of them swallow every exception.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield  # somebody else has decided, or started this in the background
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def exit_status(returncode: int) -> int:
     """The exit status for a process that ended with ``returncode``: 128 + number where a signal ended it."""
     return returncode if returncode >= 0 else 128 - returncode

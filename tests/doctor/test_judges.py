@@ -5,7 +5,17 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from megatron.doctor import data_files, devices, folders, hosts, limits, network, reading, versions
+from megatron.doctor import (
+    data_files,
+    devices,
+    folders,
+    hosts,
+    limits,
+    network,
+    reading,
+    sharing,
+    versions,
+)
 from megatron.doctor.finding import Finding, names
 from megatron.neox_arguments import NeoXArgs
 from tests.doctor.findings import GIB, MIB, NEEDS, bad, only
@@ -181,7 +191,7 @@ def test_one_folder_or_several() -> None:
             "a": {"writes": True, "seen": {"1": 0.1} if seen_by_b else {}},
             "b": {"writes": True, "seen": seen_by_b},
         }
-        return list(folders.judge_sharing(key, folders.RunFolder("/ck", shared), facts, nodes))
+        return list(sharing.judge(key, folders.RunFolder("/ck", shared), facts, nodes))
 
     assert bad(judged({"0": 0.2}, True)) == []
     assert "7.00 s" in only(judged({"0": 7.0}, True), "warning").text

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from megatron.doctor import channel as channel_file
-from megatron.doctor import data_files, folders, links, reading, versions
+from megatron.doctor import data_files, folders, links, reading, sharing, versions
 from megatron.doctor.channel import Channel, Gone
 from megatron.doctor.diagnosis import Case, diagnose, labels_of
 from megatron.doctor.file_systems import file_system_of
@@ -19,8 +19,10 @@ from megatron.doctor.isolation import failure_of, isolated
 from megatron.doctor.meeting import Guest, Hub
 from megatron.doctor.page import page, status_of, verdict
 from megatron.doctor.probe import absent_hosts
+from megatron.doctor.torch_process import TorchProcess
 from megatron.errors import LaunchError
 from tests.doctor.findings import only
+from tests.support.doors import ROOT
 from tests.support.ranks import free_port
 
 
@@ -66,11 +68,17 @@ def test_a_folder_is_looked_at_and_left_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_file_of_another_host_is_seen_when_it_comes(tmp_path: Path) -> None:
-    name = folders.leave(str(tmp_path))
-    assert name is not None
-    seen = folders.watch(str(tmp_path), {1: name, 2: "never"}, patience=0.3)
-    assert list(seen) == ["1"]
-    folders.take_away(str(tmp_path), name)
+    ours = {
+        "save": folders.RunFolder(str(tmp_path), shared=False),
+        "log_dir": folders.RunFolder(str(tmp_path)),  # each may write to one of its own
+    }
+    left = {0: sharing.leave(ours), 1: {"save": "never"}, 2: sharing.leave(ours), 3: {"save": None}}
+    assert left[0].keys() == {"save"}
+    facts = sharing.look(ours, left, 0)["save"]
+    assert (facts["writes"], list(facts["seen"])) == (True, ["2"])
+    assert sharing.look(ours, left, 3)["save"]["writes"] is False
+    for node in left:
+        sharing.take_away(ours, left[node])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -100,6 +108,17 @@ def test_a_check_that_raises_or_hangs_is_a_fact() -> None:
     assert failure_of(isolated(raises, 1.0)) == "OSError: disk on fire"
     assert failure_of(isolated(threading.Event().wait, 0.1)) == "no answer within 0 s"
     assert isolated(lambda: {"size": 3}, 1.0) == {"size": 3}
+
+
+def test_what_torchs_process_said_last_is_the_reason_for_all_that_it_does_not_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libcuda.so.1 is broken')\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    process = TorchProcess()
+    for question in (None, {"rank": 0}, {"rank": 0}):
+        with pytest.raises(RuntimeError, match="is broken"):
+            process.ask(question, 30.0)
 
 
 def test_another_version_of_a_file_is_another_project(tmp_path: Path) -> None:

@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from megatron.launch.local import _Forwarder
+from tests.support import doors
+from tests.support.doors import ROOT, environment, is_running, wait_until
+
 CONFIG = """\
 { "num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "seq_length": 8,
   "train_micro_batch_size_per_gpu": 2, "train_iters": 3 }
@@ -27,52 +30,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def environment() -> dict[str, str]:
-    env = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
-    env.pop("OMP_NUM_THREADS", None)
-    return env | {"DS_ACCELERATOR": "cpu"}
-
-
-def start(folder: Path, script: str, *options: str, ranks: int = 2) -> subprocess.Popen[str]:
+def start(
+    folder: Path, script: str, *options: str, ranks: int = 2, **variables: str
+) -> subprocess.Popen[str]:
     (folder / "script.py").write_text(script)
-    command = [
-        sys.executable,
-        str(ROOT / "deepy.py"),
-        "--num_gpus",
-        str(ranks),
-        "script.py",
-        "small",
-    ]
-    return subprocess.Popen(
-        [*command, *options],
-        cwd=folder,
-        env=environment(),
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    command = ["--num_gpus", str(ranks), "script.py", "small", *options]
+    return doors.start("deepy.py", *command, folder=folder, variables=variables)
 
 
 def finish(process: subprocess.Popen[str], timeout: float = 60) -> tuple[int, str, str]:
-    try:
-        out, err = process.communicate(timeout=timeout)
-    finally:
-        process.kill()
-    return process.returncode, out, err
-
-
-def wait_for(path: Path, timeout: float = 30) -> None:
-    deadline = time.monotonic() + timeout
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path.name} never came"
-        time.sleep(0.02)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
+    done = doors.finish(process, timeout)
+    return done.status, done.out, done.err
 
 
 # Another host that is this one; whatever slow is asked first takes it a second.
@@ -157,8 +125,8 @@ def test_a_stop_signal_reaches_every_rank_once_and_is_waited_for(
     folder: Path, number: signal.Signals
 ) -> None:
     process = start(folder, SAVING.format(save_seconds=1.0))
-    wait_for(folder / "pid0")
-    wait_for(folder / "pid1")
+    wait_until((folder / "pid0").exists, process)
+    wait_until((folder / "pid1").exists, process)
     process.send_signal(number)
     code, _, err = finish(process)
     assert (code, err) == (0, "")
@@ -168,11 +136,11 @@ def test_a_stop_signal_reaches_every_rank_once_and_is_waited_for(
 
 def test_a_second_interrupt_kills(folder: Path) -> None:
     process = start(folder, SAVING.format(save_seconds=60))
-    wait_for(folder / "pid0")
-    wait_for(folder / "pid1")
+    wait_until((folder / "pid0").exists, process)
+    wait_until((folder / "pid1").exists, process)
     process.send_signal(signal.SIGINT)
-    wait_for(folder / "asked0")
-    wait_for(folder / "asked1")
+    wait_until((folder / "asked0").exists, process)
+    wait_until((folder / "asked1").exists, process)
     process.send_signal(signal.SIGINT)
     code, _, err = finish(process, timeout=20)
     assert code == 128 + signal.SIGKILL
@@ -192,36 +160,25 @@ def test_one_rank_runs_in_place(folder: Path) -> None:
 
 
 def test_what_a_shell_has_left_is_not_for_one_rank(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path,
 ) -> None:
     """As two ranks do not: their agent says who they are and where they meet."""
-    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"):
-        monkeypatch.setenv(name, "3")
-    monkeypatch.setenv("MASTER_PORT", "1")
+    left = dict.fromkeys(("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_PORT"), "3")
     script = (
         "import os\n"
         "from megatron.runtime.world import World\n"
         "print(World.from_env() == World(), os.environ.get('MASTER_PORT'))\n"
     )
-    assert finish(start(folder, script, ranks=1))[:2] == (0, "True None\n")
+    assert finish(start(folder, script, ranks=1, **left))[:2] == (0, "True None\n")
 
 
-def test_a_dry_run_starts_nothing_where_a_scheduler_has_started_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dry_run_starts_nothing_where_a_scheduler_has_started_it(folder: Path) -> None:
     (folder / "script.py").write_text("open('started', 'w')\n")
-    command = [sys.executable, str(ROOT / "deepy.py"), "--dry-run", "script.py", "small"]
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env={**environment(), "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == 2
-    assert "--dry-run: this process is rank 0 of 2 already" in done.stderr
+    command = ["--dry-run", "script.py", "small"]
+    place = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    code, _, err = finish(doors.start("deepy.py", *command, folder=folder, variables=place))
+    assert code == 2
+    assert "--dry-run: this process is rank 0 of 2 already" in err
     assert not (folder / "started").exists()
 
 
@@ -234,17 +191,13 @@ def test_a_start_that_is_stopped_while_it_asks_hosts_leaves_nothing_there(folder
         (folder / program).chmod(0o755)
     temporary = folder / "temporary"
     temporary.mkdir()
-    env = environment()
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / "deepy.py"), "--hostfile", "hosts", "script.py", "small"],
-        cwd=folder,
-        env={**env, "PATH": f"{folder}:{env['PATH']}", "TMPDIR": str(temporary)},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+    process = doors.start(
+        *("deepy.py", "--hostfile", "hosts", "script.py", "small"),
+        folder=folder,
+        variables={"PATH": f"{folder}:{os.environ['PATH']}", "TMPDIR": str(temporary)},
     )
-    wait_for(folder / "asked-quick")
-    wait_for(folder / "asked-slow")
+    wait_until((folder / "asked-quick").exists, process)
+    wait_until((folder / "asked-slow").exists, process)
     assert {path.name for path in temporary.glob("deepy-*/*")} == {"job.json"}
     process.send_signal(signal.SIGTERM)
     code, _, _ = finish(process)
@@ -291,3 +244,17 @@ def test_a_bad_configuration_starts_nothing_and_imports_no_torch(folder: Path) -
     assert any(line.endswith("megatron.neox_arguments") for line in imports)
     assert not [line for line in imports if line.split("|")[-1].strip() in ("torch", "deepspeed")]
     assert not (folder / "started").exists()
+
+
+def test_a_signal_before_there_are_ranks_ends_the_start() -> None:
+    """The first host may wait for the others for minutes; nobody is there yet who could save."""
+    with _Forwarder() as forwarder:
+        with pytest.raises(SystemExit) as stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.value.code == 128 + signal.SIGTERM
+        forwarder.hold()
+        os.kill(os.getpid(), signal.SIGTERM)
+        # One that comes while they are started is theirs.
+        with subprocess.Popen(["sleep", "60"]) as rank:
+            forwarder.serve([rank.pid])
+        assert rank.returncode == -signal.SIGTERM

@@ -47,6 +47,15 @@ def test_pdsh() -> None:
     assert command[7].endswith('-m megatron.launch.agent "${TMPDIR:-/tmp}/deepy-abc-%n" 29500')
 
 
+@pytest.mark.parametrize("launcher", ["openmpi", "slurm"])
+def test_what_a_jobs_script_says_of_ranks_is_not_handed_on(launcher: str) -> None:
+    """It would make each process take itself for a whole run, or for rank 0."""
+    left = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "MASTER_PORT": "1", "HOME": "/h"}
+    env = environment_of_launcher(replace(PLAN, launcher=launcher), left)
+    assert (env["MASTER_ADDR"], env["MASTER_PORT"], env["HOME"]) == ("n1", "29500", "/h")
+    assert not env.keys() & {"WORLD_SIZE", "RANK", "LOCAL_RANK"}
+
+
 def test_what_the_user_tells_ssh_stays_and_stands_first() -> None:
     env = pdsh_environment(PLAN, {"PDSH_SSH_ARGS_APPEND": "-p 2222", "PDSH_RCMD_TYPE": "rsh"})
     assert env["PDSH_SSH_ARGS_APPEND"].startswith("-p 2222 -oBatchMode=yes ")

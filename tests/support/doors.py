@@ -108,12 +108,14 @@ def door(
     return doors(1, script, *arguments, folder=folder, variables=variables, timeout=timeout)[0]
 
 
-def start(script: str, *arguments: str, folder: Path) -> subprocess.Popen[str]:
+def start(
+    script: str, *arguments: str, folder: Path, variables: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
     """Start ``script`` of the top level for real, with this interpreter, and do not wait."""
     return subprocess.Popen(
         [sys.executable, str(ROOT / script), *arguments],
         cwd=folder,
-        env=environment(),
+        env=environment(**dict(variables or {})),
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
