@@ -38,9 +38,9 @@ test: lint
 test-all: lint
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not cluster"
 
-# One after the other: all share one pair of hosts. What is skipped says why, and which packages are missing.
+# Each process has a pair of hosts of its own. What is skipped says why, and which packages are missing.
 test-cluster: $(VENV)/.installed-tests
-	$(BIN)/python -m pytest tests/cluster -rs
+	$(BIN)/python -m pytest tests/cluster -n $(JOBS) --dist loadfile -rs
 
 lint: $(VENV)/.installed-tests
 	$(BIN)/ruff check .

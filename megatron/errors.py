@@ -71,6 +71,15 @@ class TrainingError(NeoXError):
     """The run itself went wrong: a loss or a gradient that is no number, for example."""
 
 
+def words_of(error: BaseException) -> str:
+    """What to tell others of ``error``: a user's mistake whole, of anything else its kind and first line."""
+    words = str(error).strip()
+    if isinstance(error, NeoXError):
+        return words
+    kind = type(error).__name__
+    return f"{kind}: {words.splitlines()[0]}" if words else kind
+
+
 def run_door(main: Callable[[], int | None]) -> None:
     """Run a program's ``main`` and end the process with a status that tells the truth.
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -100,8 +101,7 @@ class ShardWriter:
     def copy_recovery_scripts(self, source_folder: Path) -> None:
         """Put DeepSpeed's scripts that turn shards into plain weights beside the shards."""
         for name in _RECOVERY_SCRIPTS:
-            content = (source_folder / name).read_bytes()
-            self._write(name, lambda file, content=content: file.write(content))  # type: ignore[misc]
+            self._write(name, partial(_copy, source_folder / name))
 
     def _write(self, name: str, fill: Callable[[BinaryIO], object]) -> None:
         if self.error is not None:
@@ -116,6 +116,10 @@ class ShardWriter:
             self.error = error
         else:
             self.files[name] = size
+
+
+def _copy(source: Path, file: BinaryIO) -> None:
+    file.write(source.read_bytes())
 
 
 def write_shards(

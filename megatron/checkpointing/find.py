@@ -6,6 +6,7 @@ there, but not whole* is an error: a run that silently began anew would throw th
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -199,6 +200,11 @@ def _look(
     root: Path, iteration: int | None, reader: Reader, accepts: _Accepts
 ) -> CheckpointInfo | None:
     if not root.exists():
+        if root.is_symlink():
+            raise CheckpointError(
+                f"load: {root} is a link to {os.readlink(root)}, which is not there\n"
+                "  to do: bring the disk back that it leads to, or name another folder"
+            )
         if iteration is None:
             return None
         raise CheckpointError(_no_such_step(root, iteration, {}))

@@ -20,7 +20,10 @@ from pathlib import Path
 
 from megatron.checkpointing.manifest import MANIFEST_NAME
 from megatron.errors import CheckpointError
-from megatron.runtime.durable import TEMPORARY_PREFIX, sync_folder
+from megatron.logging import get_logger
+from megatron.runtime.durable import TEMPORARY_PREFIX, sync_folder, temporary_name
+
+log = get_logger(__name__)
 
 LATEST_NAME = "latest"
 CONFIG_FOLDER = "configs"
@@ -88,19 +91,28 @@ def read_latest(root: Path) -> str | None:
 
 def remove_folder(folder: Path) -> None:
     """Remove a checkpoint: it stops being one at once, whatever interrupts the rest."""
-    doomed = folder.with_name(TEMPORARY_PREFIX + folder.name)
-    if folder.name.startswith((TEMPORARY_PREFIX, REPLACED_PREFIX)):
-        doomed = folder
-    elif doomed.exists():
-        shutil.rmtree(doomed)
-    if doomed != folder:
+    if not folder.name.startswith(REPLACED_PREFIX):
+        doomed = temporary_name(folder)
+        if os.path.lexists(doomed):
+            remove(doomed)
         os.rename(folder, doomed)
         sync_folder(folder.parent)
-    shutil.rmtree(doomed)
+        folder = doomed
+    remove(folder)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with what is in it; of a link the link alone."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def clear_leftovers(root: Path) -> list[str]:
     """Remove what killed saves left under ``root``. Returns the names removed.
+
+    What cannot be removed is said and stays: on a network file system somebody may still be reading it.
 
     A checkpoint that was set aside for a successor which never came gets its name back. Folders that
     have a step's name but no manifest are not touched: this project never leaves such, so they are
@@ -114,10 +126,11 @@ def clear_leftovers(root: Path) -> list[str]:
             continue
         if not _LEFTOVER.fullmatch(entry.name):
             continue
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
+        try:
+            remove(entry)
+        except OSError as error:
+            log.warning("%s is left of an earlier save and stays: %s", entry, error)
+            continue
         removed.append(entry.name)
     return removed
 

@@ -77,7 +77,7 @@ def load_among_objects(path: Path) -> Any:
     """The content of a file as torch writes them, its tensors mapped, its objects :class:`Inert`.
 
     Raises:
-        Exception: of many kinds, where the file is not such a file.
+        BROKEN_FILE: see :mod:`~megatron.checkpointing.tensor_files`, where the file is not such a file.
     """
     # What torch needs of the module `pickle`.
     reader: Any = SimpleNamespace(

@@ -127,7 +127,7 @@ def publish(place: Place) -> None:
     if aside is None:
         return
     if aside.name.startswith(folders.REPLACED_PREFIX):
-        folders.remove_folder(aside)
+        remove_old(aside)
     else:
         log.warning(
             "%s held no %s, so it was no checkpoint of ours: renamed to %s",
@@ -135,6 +135,14 @@ def publish(place: Place) -> None:
             MANIFEST_NAME,
             aside.name,
         )
+
+
+def remove_old(checkpoint: Path) -> None:
+    """Remove a checkpoint that a new one, which is whole, replaces; what cannot be removed is said."""
+    try:
+        folders.remove_folder(checkpoint)
+    except OSError as error:
+        log.warning("the old checkpoint %s stays: %s", checkpoint, describe(error))
 
 
 def clean_up(place: Place) -> str:
@@ -146,10 +154,7 @@ def clean_up(place: Place) -> str:
     ]
     try:
         for path in leftovers:
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+            folders.remove(path)
     except OSError as error:
         return f"\n  left behind: {describe(error)}; the next save clears it"
     return ""

@@ -20,7 +20,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,14 +34,14 @@ from megatron.checkpointing.publishing import (
     finish,
     prepare,
     publish,
+    remove_old,
     time_now,
     versions,
     wait_until_visible,
 )
 from megatron.checkpointing.sharing import check_sharing
-from megatron.checkpointing.together import describe, together
+from megatron.checkpointing.together import together
 from megatron.errors import CheckpointError
-from megatron.logging import get_logger
 from megatron.runtime.durable import (
     sync_folder,
     temporary_name,
@@ -50,8 +50,6 @@ from megatron.runtime.durable import (
 from megatron.runtime.file_lock import try_lock
 from megatron.runtime.stock_deepspeed import Engine
 from megatron.runtime.world import World
-
-log = get_logger(__name__)
 
 LOCK_NAME = ".lock"
 
@@ -137,7 +135,8 @@ def save_checkpoint(
         text += clean_up(place) if leader else ""
         raise CheckpointError(text, everywhere=True) from error
     if leader and keep_last is not None:
-        _remove_outdated(place, keep_last)
+        for folder in folders.outdated(place.root, step, keep_last):
+            remove_old(folder)
     world.barrier()
     return place.final
 
@@ -220,8 +219,10 @@ def claimed_save_folder(
         yield
     finally:
         for lock in held:
-            # While it is still held: whoever opened this file meanwhile finds out that it is gone.
-            path.unlink(missing_ok=True)
+            # While it is still held: whoever opened this file meanwhile finds out that it is gone. One that
+            # stays does no harm: nobody holds it.
+            with suppress(OSError):
+                path.unlink()
             os.close(lock)
 
 
@@ -300,15 +301,6 @@ def _disks(
         files.update(shards)
         files.update(config_sizes or {})
     return [dict(sorted(disks[node].items())) for node in sorted(disks)]
-
-
-def _remove_outdated(place: Place, keep_last: int) -> None:
-    """Retention. What cannot be removed is said; the run goes on, its new checkpoint is complete."""
-    for folder in folders.outdated(place.root, place.step, keep_last):
-        try:
-            folders.remove_folder(folder)
-        except OSError as error:
-            log.warning("the old checkpoint %s stays: %s", folder, describe(error))
 
 
 def _failure_text(place: Place, error: CheckpointError) -> str:

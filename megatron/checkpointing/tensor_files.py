@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import struct
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,13 +34,17 @@ _LAYER_FILE = re.compile(r"layer_(\d+)-model_(\d+)-model_states\.pt")
 # Old files carry this buffer; it follows from the configuration.
 _DERIVED = re.compile(r".*\brotary_emb\.inv_freq")
 
-# What a file that is not what it should be makes torch.load raise.
+# What a file that is not what it should be makes torch.load and DeepSpeed raise.
 BROKEN_FILE = (
     OSError,
     RuntimeError,
     EOFError,
-    KeyError,
+    LookupError,
     ValueError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    struct.error,
     pickle.UnpicklingError,
     zipfile.BadZipFile,
 )
@@ -122,7 +127,7 @@ def read_weights_file(path: Path) -> dict[str, Any]:
             raise _damaged(path, error) from error
     try:
         return _dictionary(path, load_among_objects(path))
-    except (*BROKEN_FILE, TypeError, AttributeError, IndexError) as error:
+    except BROKEN_FILE as error:
         raise _damaged(path, error) from error
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from megatron.conversion.hf_folder import CONFIG_NAME, json_bytes, read_json
 from megatron.errors import CheckpointError
 from megatron.neox_arguments.sections import TokenizerArgs
+from megatron.neox_arguments.tokenizer_files import files_read
 from megatron.runtime.durable import write_file
 from megatron.tokenizer import Tokenizer, build_tokenizer
 
@@ -83,9 +84,9 @@ def write_tokenizer(args: TokenizerArgs, tokenizer: Tokenizer, folder: Path) -> 
             if (source / name).exists():
                 shutil.copyfile(source / name, folder / name)
     else:
+        files = files_read(args.tokenizer_type, args.vocab_file, args.merge_file)
         for key, name in names.items():
-            path = Path(getattr(args, key) or source / name)
-            shutil.copyfile(path / name if path.is_dir() else path, folder / name)
+            shutil.copyfile(files[key], folder / name)
         write_file(folder / _CONFIG, json_bytes(_config(theirs, tokenizer)))
     ids = token_ids(args, tokenizer)
     if not (folder / _GENERATION).exists():

@@ -79,7 +79,7 @@ class DataSplits:
             DataError: one has.
         """
         for data in self.files:
-            data.check_file()
+            data.check_files()
 
     def progress_at(self, consumed: int) -> Progress | None:
         """Where the run stands in its training data after ``consumed`` samples, for a checkpoint.

@@ -86,7 +86,16 @@ class IndexStore:
         )
 
     def build(self, recipe: IndexRecipe, data: MMapIndexedDataset, folder: Path) -> None:
-        """Fill the empty ``folder``: the arrays, flushed, and the manifest last."""
+        """Fill the empty ``folder``: the arrays, flushed, and the manifest last.
+
+        Raises:
+            DataError: ``data`` is not what the recipe was made for.
+        """
+        if self.fingerprint(data) != recipe.idx_sha256:
+            raise DataError(
+                f"{index_file_path(data.prefix)}: was changed between the look at the data and the "
+                "building of its index maps\n  to do: start again when nobody writes to it"
+            )
         # A copy: the index file's sizes are not aligned, and gathering from them would be slow.
         sizes = data.sizes[recipe.first_document : recipe.stop_document].astype(np.int32)
         if recipe.packing == "packed":
@@ -102,7 +111,7 @@ class IndexStore:
     def fingerprint(self, data: MMapIndexedDataset) -> str:
         """SHA-256 of the ``.idx`` file of ``data``; its content is checked before it is trusted.
 
-        Remembered under path, size and time of change, so that a file is read once. Where the store
+        Remembered under path, size and times of change, so that a file is read once. Where the store
         cannot be written it is read each time.
 
         Raises:
@@ -131,10 +140,19 @@ class IndexStore:
         return self._once_per_file("contents", data_file_path(data.prefix), find)
 
     def _once_per_file(self, kind: str, path: str, find: Callable[[str], str]) -> str:
-        """What ``find`` says of a file, remembered under its path, size and time of change."""
+        """What ``find`` says of a file, remembered under its path, size and times of change.
+
+        The time at which its content was changed is carried along by copies (``rsync -a``), which then cannot
+        be told from it. That at which the file itself was changed nobody can set.
+        """
         path = os.path.abspath(path)
         status = os.stat(path)
-        facts = {"path": path, "bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
+        facts = {
+            "path": path,
+            "bytes": status.st_size,
+            "mtime_ns": status.st_mtime_ns,
+            "ctime_ns": status.st_ctime_ns,
+        }
         remembered = self.recall(kind, facts, name=path)
         if remembered is not None:
             return str(remembered)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple, overload
 
@@ -30,6 +31,7 @@ from megatron.data.index_writing import write_index
 from megatron.data.mapping import leave_to_page_cache, map_file
 from megatron.data.memory_file import MemoryFile
 from megatron.errors import DataError
+from megatron.runtime.durable import new_file
 
 __all__ = [
     "DTYPES",
@@ -52,6 +54,19 @@ class MemoryPart(NamedTuple):
     memory: MemoryFile
     first: int
     nbytes: int
+
+
+class _State(NamedTuple):
+    """Which file it is that a path names, and how large."""
+
+    path: str
+    inode: int
+    nbytes: int
+
+
+def _state_of(path: str) -> _State:
+    status = os.stat(path)
+    return _State(path, status.st_ino, status.st_size)
 
 
 class MMapIndexedDataset:
@@ -80,9 +95,10 @@ class MMapIndexedDataset:
         if len(self.sizes):
             end = self._first_token(-1) + int(self.sizes[-1])
             end *= self.dtype.itemsize
+        self._mapped = [_state_of(index_path)]
         try:
-            self._inode = os.stat(data_path).st_ino if part is None else None
             if part is None:
+                self._mapped.append(_state_of(data_path))
                 raw = map_file(data_path)
             else:
                 raw = part.memory.content[part.first : part.first + part.nbytes]
@@ -158,26 +174,26 @@ class MMapIndexedDataset:
     def __iter__(self) -> Iterator[npt.NDArray[Any]]:
         return (self.get(number) for number in range(len(self)))
 
-    def check_file(self) -> None:
-        """Notice that ``.bin`` has been cut since it was mapped, before a read past its new end does.
+    def check_files(self) -> None:
+        """Notice that a file has been cut since it was mapped, before a read past its new end does.
 
         Such a read ends the process (SIGBUS). A file that was replaced or removed does no harm: what is
         mapped stays.
 
         Raises:
-            DataError: the file has been cut.
+            DataError: a file has been cut.
         """
-        path = data_file_path(self.prefix)
-        try:
-            status = os.stat(path)
-        except OSError:  # removed
-            return
-        if status.st_ino == self._inode and status.st_size < self.tokens.nbytes:
-            raise DataError(
-                f"{path}: has {status.st_size:,} bytes now, {self.tokens.nbytes:,} when it was opened: it "
-                "was cut while this run reads it\n"
-                "  to do: make the file anew, under another name while a run uses it; then start again"
-            )
+        for then in self._mapped:
+            try:
+                now = _state_of(then.path)
+            except OSError:  # removed
+                continue
+            if now.inode == then.inode and now.nbytes < then.nbytes:
+                raise DataError(
+                    f"{then.path}: has {now.nbytes:,} bytes now, {then.nbytes:,} when it was opened: it was "
+                    "cut while this run reads it\n"
+                    "  to do: make the file anew, under another name while a run uses it; then start again"
+                )
 
     def verify(self) -> None:
         """Read the whole ``.idx`` and check that it makes sense.
@@ -358,9 +374,7 @@ class MMapIndexedDatasetBuilder:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        with open(index_file, "wb", buffering=_COPY_BYTES) as file:
+        with new_file(Path(index_file)) as file:
             sizes = np.frombuffer(self._sizes, np.int32)
             doc_idx = np.frombuffer(self._doc_idx, np.int64)
             write_index(file, self._impl, self.dtype, sizes, doc_idx)
-            file.flush()
-            os.fsync(file.fileno())

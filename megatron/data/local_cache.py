@@ -17,6 +17,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import time
 import uuid
@@ -41,6 +42,7 @@ _PARTIAL: Final = ".partial-"
 _EVICTED: Final = ".evicted-"
 _DECIDING: Final = ".deciding"
 _COPYING: Final = ".copying"
+_KEY: Final = re.compile(r"[0-9a-f]{32}")  # of a source, see hash_of
 _OVERHEAD: Final = 64 * 1024  # bytes of a copy's folder and manifest, at most
 _LOOK_PERIOD: Final = 0.2  # seconds between two attempts at a lock
 
@@ -231,13 +233,14 @@ class LocalCache:
         path = self.root / key / MANIFEST
         return path.stat().st_mtime if path.exists() else 0.0
 
-    def _folders(self, prefix: str | None = None) -> list[Path]:
-        """Copies, or what begins with a prefix."""
+    def _folders(self, prefix: str = "") -> list[Path]:
+        """Copies, or what a prefix makes of their names. What else lies there is somebody's."""
         return [
             path
             for path in self.root.iterdir()
-            if path.is_dir()
-            and (not path.name.startswith(".") if prefix is None else path.name.startswith(prefix))
+            if path.name.startswith(prefix)
+            and _KEY.fullmatch(path.name.removeprefix(prefix))
+            and path.is_dir()
         ]
 
 

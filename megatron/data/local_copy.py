@@ -34,6 +34,7 @@ class SourceFile:
     path: str
     nbytes: int
     mtime_ns: int
+    ctime_ns: int  # moves where a copy that was repaired has kept its size and time
 
     @staticmethod
     def of(path: str) -> SourceFile:
@@ -46,7 +47,9 @@ class SourceFile:
             status = os.stat(path)
         except OSError as error:
             raise DataError(f"{path}: {error.strerror}") from None
-        return SourceFile(os.path.realpath(path), status.st_size, status.st_mtime_ns)
+        return SourceFile(
+            os.path.realpath(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns
+        )
 
 
 @dataclass(frozen=True)

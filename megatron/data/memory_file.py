@@ -21,19 +21,22 @@ from megatron.data.mapping import map_descriptor
 from megatron.errors import DataError
 from megatron.runtime.memory import available_memory
 
+Place = tuple[int, int, int, int]
+
 
 class MemoryFile:
     """A filled memory file, mapped here. Made by :meth:`make`; pickling sends where it is.
 
     Attributes:
         content: its bytes, ``[size]``, read-only. The map outlives this object.
+        place: what another process of this node makes the same from; on other nodes it means nothing.
 
     Raises:
         DataError: the owner is gone, or this process may not look at it.
     """
 
     def __init__(self, owner: int, descriptor: int, inode: int, size: int) -> None:
-        self._place = (owner, descriptor, inode, size)
+        self.place: Place = (owner, descriptor, inode, size)
         try:
             opened = os.open(f"/proc/{owner}/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -53,7 +56,7 @@ class MemoryFile:
             os.close(opened)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return MemoryFile, self._place
+        return MemoryFile, self.place
 
     @classmethod
     def make(cls, size: int, fill: Callable[[int], None]) -> MemoryFile:

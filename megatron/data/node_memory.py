@@ -42,11 +42,14 @@ def hold_in_memory(
         what="data_impl: cached",
         stall_s=stall_s,
     )
-    offers = world.all_gather((world.node_rank, made))
+    # The place, not the object: unpickled on another node it would look for a process of this one.
+    offers = world.all_gather((world.node_rank, None if made is None else made.place))
 
     def share() -> tuple[list[MMapIndexedDataset], str]:
         # The first process keeps the object it made: it owns the descriptor.
-        memory = made or next(offer for node, offer in offers if offer and node == world.node_rank)
+        memory = made or MemoryFile(
+            *next(place for node, place in offers if place and node == world.node_rank)
+        )
         parts = [MemoryPart(memory, *place) for place in places]
         return [
             MMapIndexedDataset(data.prefix, part)

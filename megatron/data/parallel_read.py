@@ -32,7 +32,7 @@ def read_files(readings: Sequence[Reading], count: Callable[[int], None]) -> Non
 
     Raises:
         DataError: a file has become shorter.
-        OSError: a file cannot be read.
+        OSError: a file cannot be read; says which one.
     """
 
     def read(reading: Reading, first: int) -> None:
@@ -67,6 +67,8 @@ def _piece_of(reading: Reading, first: int) -> bytes:
                     "opened"
                 )
             piece += more
+    except OSError as error:  # the system does not say of which file
+        raise OSError(error.errno, error.strerror, reading.path) from error
     finally:
         os.close(descriptor)
     return piece

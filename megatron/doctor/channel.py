@@ -1,16 +1,18 @@
-"""Messages over a socket: JSON behind its length. Nothing that arrives is ever run or unpickled."""
+"""A connection between two probes: one message at a time, for which each side waits as long as it likes."""
 
 from __future__ import annotations
 
-import json
+import select
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections import deque
 from typing import Any, Final
 
-_LENGTH: Final = struct.Struct(">I")
-_LARGEST: Final = 64 * 1024 * 1024  # bytes of one message
+from megatron.runtime.peer_link import Link, Message
+
+_LARGEST: Final = 64 * 2**20  # bytes of one message
+_SEND_S: Final = 10  # seconds that the other end has to take one
 
 
 class Gone(Exception):
@@ -18,66 +20,57 @@ class Gone(Exception):
 
 
 class Channel:
-    """One end of a connection between two probes."""
+    """One end of it. One thread may send while another one receives."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._socket = connection
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(None)
+        # The kernel's own: Python's would hold for both directions.
+        limit = struct.pack("ll", _SEND_S, 0)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        self._link = Link(connection, _LARGEST)
+        self._heard: deque[Message] = deque()
 
     @property
     def own_address(self) -> str:
         """The address of this host that the other end is connected to."""
-        return str(self._socket.getsockname()[0])
+        return str(self._link.socket.getsockname()[0])
 
-    def send(self, message: Mapping[str, Any]) -> None:
+    def send(self, **message: Any) -> None:
         """Send one message.
 
         Raises:
-            Gone: the other end does not take it within 10 s.
+            Gone: the other end has gone, or does not take it within 10 s.
         """
-        content = json.dumps(message, separators=(",", ":")).encode()
-        self._socket.settimeout(10.0)
-        try:
-            self._socket.sendall(_LENGTH.pack(len(content)) + content)
-        except OSError as error:
-            raise Gone(str(error)) from None
+        if not self._link.send(**message):
+            raise Gone("it does not listen")
 
-    def receive(self, patience: float | None) -> dict[str, Any]:
+    def receive(self, patience: float | None) -> Message:
         """The next message, for which to wait ``patience`` seconds; None waits for ever.
 
         Raises:
             Gone: none came, or something else did.
         """
         deadline = None if patience is None else time.monotonic() + patience
-        (size,) = _LENGTH.unpack(self._exactly(_LENGTH.size, deadline))
-        if size > _LARGEST:
-            raise Gone("it speaks another language")
-        try:
-            message = json.loads(self._exactly(size, deadline))
-        except ValueError:
-            message = None
-        if not isinstance(message, dict):
-            raise Gone("it speaks another language")
-        return message
+        while not self._heard:
+            if not self._is_heard(None if deadline is None else deadline - time.monotonic()):
+                raise Gone("it did not answer in time")
+            try:
+                messages = self._link.receive()
+            except OSError as error:
+                raise Gone(error.strerror or str(error)) from None
+            except ValueError:
+                raise Gone("it speaks another language") from None
+            if messages is None:
+                raise Gone("it has closed the connection")
+            self._heard += messages
+        return self._heard.popleft()
+
+    def _is_heard(self, seconds: float | None) -> bool:
+        """Whether something has come, or the end, before that many seconds are over."""
+        waiting = select.poll()  # select.select knows the first 1024 files of a process only
+        waiting.register(self._link.socket, select.POLLIN)
+        return bool(waiting.poll(None if seconds is None else max(0.0, seconds) * 1000))
 
     def close(self) -> None:
         """End the connection."""
-        self._socket.close()
-
-    def _exactly(self, size: int, deadline: float | None) -> bytes:
-        content = b""
-        while len(content) < size:
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                raise Gone("it did not answer in time")
-            self._socket.settimeout(left)
-            try:
-                piece = self._socket.recv(size - len(content))
-            except TimeoutError:
-                raise Gone("it did not answer in time") from None
-            except OSError as error:
-                raise Gone(str(error)) from None
-            if not piece:
-                raise Gone("it has closed the connection")
-            content += piece
-        return content
+        self._link.close()

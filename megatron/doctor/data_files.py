@@ -20,6 +20,7 @@ from megatron.doctor.file_systems import FileSystem, file_system_of, is_network
 from megatron.doctor.finding import ByHost, Finding, names
 from megatron.monitor.units import bytes_text
 from megatron.neox_arguments import NeoXArgs
+from megatron.neox_arguments.tokenizer_files import files_read
 
 BLOCK: Final = 8 * 2**20  # bytes
 _THREADS: Final = 4
@@ -41,11 +42,10 @@ def files_of(args: NeoXArgs) -> list[str]:
     for split in SPLIT_NAMES:
         prefixes += [label for label in label_paths_of(args.data, split) if label]
     prefixes = list(dict.fromkeys(prefixes))
-    others = [args.tokenizer.merge_file]
-    if args.tokenizer.tokenizer_type != "TiktokenTokenizer":  # there it may be a name
-        others.append(args.tokenizer.vocab_file)
+    told = args.tokenizer
+    others = files_read(told.tokenizer_type, told.vocab_file, told.merge_file)
     return [
-        *(path for path in others if path and not os.path.isdir(path)),
+        *(str(path) for path in others.values() if not path.is_dir()),
         *(index_file_path(prefix) for prefix in prefixes),
         *(data_file_path(prefix) for prefix in prefixes),
     ]

@@ -29,15 +29,13 @@ class Case:
     Attributes:
         labels: a name for each node that came.
         needs: of the run; None where the configuration cannot say.
-        use_shared_fs: as in the configuration.
         folders: that the run writes to, by key.
         absent: why a node is not there, by its name.
     """
 
     labels: Mapping[int, str]
     needs: Needs | None = None
-    use_shared_fs: bool = True
-    folders: Mapping[str, str] = field(default_factory=dict)
+    folders: Mapping[str, folders.RunFolder] = field(default_factory=dict)
     absent: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -76,7 +74,6 @@ def _judges(facts: Facts, case: Case) -> dict[str, Callable[[], Iterable[Finding
     """What each topic's facts say, for the topics of which there are facts."""
     by = {topic: _by_host(found, case) for topic, found in facts.items() if topic != "links"}
     needs = case.needs
-    one_builder = case.use_shared_fs
     loads = needs.held_tokens_bytes if needs is not None else 0
     judges: dict[str, Callable[[], Iterable[Finding]]] = {
         "hosts": lambda: hosts.judge(by["hosts"]),
@@ -84,7 +81,7 @@ def _judges(facts: Facts, case: Case) -> dict[str, Callable[[], Iterable[Finding
         "versions": lambda: versions.judge(by["versions"]),
         "devices": lambda: devices.judge(by["devices"], needs),
         "limits": lambda: limits.judge(by["limits"], needs),
-        "folders": lambda: folders.judge(by["folders"], needs, one_builder=one_builder),
+        "folders": lambda: folders.judge(by["folders"], needs, case.folders),
         "sharing": lambda: _sharing(by["sharing"], case),
         "data": lambda: data_files.judge(by["data"]),
         "read alone": lambda: reading.judge(
@@ -158,12 +155,10 @@ _TO_DO = {
 
 def _sharing(by_host: Mapping[str, Any], case: Case) -> Iterable[Finding]:
     nodes = {label: node for node, label in case.labels.items()}
-    for key, path in case.folders.items():
+    for key, folder in case.folders.items():
         found = {host: facts[key] for host, facts in by_host.items() if key in facts}
         if found:
-            yield from folders.judge_sharing(
-                key, path, found, nodes, use_shared_fs=case.use_shared_fs
-            )
+            yield from folders.judge_sharing(key, folder, found, nodes)
 
 
 def _links(found: Mapping[int, Any], case: Case) -> Iterable[Finding]:

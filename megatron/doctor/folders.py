@@ -8,10 +8,11 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final, TypedDict
 
 from megatron.data.sources import all_paths, store_of
-from megatron.doctor.file_systems import FileSystem, existing_part, file_system_of, is_network
+from megatron.doctor.file_systems import FileSystem, existing_part, file_system_of
 from megatron.doctor.finding import ByHost, Finding, names
 from megatron.doctor.needs import Needs
 from megatron.monitor.units import bytes_text, duration_text
@@ -19,9 +20,27 @@ from megatron.neox_arguments import NeoXArgs
 from megatron.runtime.fs_barrier import PROBE_PREFIX, list_folder
 
 INDEX_STORE: Final = "index store"
+# What to set where each host has a disk of its own, by folder.
+_PRIVATE: Final = {
+    "save": "checkpoint: {use_node_local_storage: true} where each host is to save its part on its own disk",
+    INDEX_STORE: "use_shared_fs: false where each host has its own disk, with the data on each",
+}
 SEEN_WITHIN: Final = 10.0  # seconds that a network file system gets to show a new name
 _SLOW_TO_SHOW: Final = 3.0
 _PERIOD: Final = 0.1
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A folder that a run writes to.
+
+    Attributes:
+        path: as the configuration has it.
+        shared: whether it is to be one folder for all hosts; None where that does not matter.
+    """
+
+    path: str
+    shared: bool | None = None
 
 
 class FolderFacts(TypedDict):
@@ -45,22 +64,25 @@ class SharingFacts(TypedDict):
     seen: dict[str, float]
 
 
-def folders_of(args: NeoXArgs) -> dict[str, str]:
+def folders_of(args: NeoXArgs) -> dict[str, RunFolder]:
     """The folders that a run of ``args`` writes to, by the key that moves them."""
-    found = {
-        "save": args.checkpointing.save,
+    paths = {
         "data_local_cache_dir": args.data.data_local_cache_dir,
         "tensorboard_dir": args.logging.tensorboard_dir,
         "log_dir": args.logging.log_dir,
     }
+    found = {key: RunFolder(path) for key, path in paths.items() if path}
+    settings = args.checkpointing
+    if settings.save:
+        found["save"] = RunFolder(settings.save, not settings.use_node_local_storage)
     if all_paths(args.data):
-        found[INDEX_STORE] = str(store_of(args.data).root)
-    return {key: path for key, path in found.items() if path}
+        found[INDEX_STORE] = RunFolder(str(store_of(args.data).root), args.data.use_shared_fs)
+    return found
 
 
-def look(folders: Mapping[str, str]) -> list[FolderFacts]:
+def look(folders: Mapping[str, RunFolder]) -> list[FolderFacts]:
     """Each of ``folders`` on this host. Nothing is left in them."""
-    return [_look_at(key, path) for key, path in folders.items()]
+    return [_look_at(key, folder.path) for key, folder in folders.items()]
 
 
 def _look_at(key: str, path: str) -> FolderFacts:
@@ -118,23 +140,24 @@ def watch(path: str, wanted: Mapping[int, str], patience: float = SEEN_WITHIN) -
 
 
 def judge(
-    hosts: ByHost[Sequence[FolderFacts]], needs: Needs | None, *, one_builder: bool
+    hosts: ByHost[Sequence[FolderFacts]], needs: Needs | None, folders: Mapping[str, RunFolder]
 ) -> Iterator[Finding]:
-    """Folders that cannot be written, or have no room for a checkpoint.
-
-    ``one_builder``: the first host builds the index for all.
-    """
+    """Those of ``folders`` that cannot be written, or have no room for a checkpoint."""
     first = next(iter(hosts))
-    for key in dict.fromkeys(facts["key"] for folders in hosts.values() for facts in folders):
-        found = {h: f for h, folders in hosts.items() for f in folders if f["key"] == key}
-        if key == INDEX_STORE and one_builder:
+    for key, folder in folders.items():
+        found = {h: f for h, each in hosts.items() for f in each if f["key"] == key}
+        if key == INDEX_STORE and folder.shared:  # the first host builds the index for all
             found = {host: f for host, f in found.items() if host == first}
-        yield from _judge_folder(key, found, needs, len(hosts))
+        checkpoint = needs.checkpoint_bytes if needs is not None and key == "save" else None
+        if checkpoint is not None and not folder.shared:
+            checkpoint //= len(hosts)  # each has its part
+        yield from _judge_folder(key, found, checkpoint)
 
 
 def _judge_folder(
-    key: str, found: ByHost[FolderFacts], needs: Needs | None, num_hosts: int
+    key: str, found: ByHost[FolderFacts], checkpoint: int | None
 ) -> Iterator[Finding]:
+    """``checkpoint``: bytes of one, or of a host's part, that goes there."""
     closed = {host: facts for host, facts in found.items() if facts["problem"]}
     for host, facts in closed.items():
         where = facts["path"] + (
@@ -153,8 +176,8 @@ def _judge_folder(
     open_ones = {host: facts for host, facts in found.items() if host not in closed}
     if not open_ones:
         return
-    if key == "save" and needs is not None and needs.checkpoint_bytes is not None:
-        yield from _judge_room(open_ones, needs.checkpoint_bytes, num_hosts)
+    if checkpoint is not None:
+        yield from _judge_room(open_ones, checkpoint)
         return
     least = min(facts["free"] for facts in open_ones.values())
     any_facts = next(iter(open_ones.values()))
@@ -167,10 +190,7 @@ def _judge_folder(
     )
 
 
-def _judge_room(found: ByHost[FolderFacts], checkpoint: int, num_hosts: int) -> Iterator[Finding]:
-    # On a shared disk all of it goes to one place; on disks of their own each host has its part.
-    shared = all(is_network(facts["system"]) for facts in found.values())
-    part = checkpoint if shared or num_hosts == 1 else checkpoint // num_hosts
+def _judge_room(found: ByHost[FolderFacts], part: int) -> Iterator[Finding]:
     for host, facts in found.items():
         if facts["free"] < 2 * part:
             yield Finding(
@@ -192,9 +212,9 @@ def _judge_room(found: ByHost[FolderFacts], checkpoint: int, num_hosts: int) -> 
 
 
 def judge_sharing(
-    key: str, path: str, hosts: ByHost[SharingFacts], nodes: ByHost[int], *, use_shared_fs: bool
+    key: str, folder: RunFolder, hosts: ByHost[SharingFacts], nodes: ByHost[int]
 ) -> Iterator[Finding]:
-    """Whether ``path`` is one folder for all, which ``use_shared_fs`` says, and how soon a file is seen.
+    """Whether ``folder`` is one for all hosts, as the configuration says, and how soon a file is seen.
 
     ``nodes``: the number of each host.
     """
@@ -206,29 +226,41 @@ def judge_sharing(
         for host, facts in hosts.items()
         if (unseen := [w for w in writers if w != host and str(nodes[w]) not in facts["seen"]])
     }
-    waits = [seconds for facts in hosts.values() for seconds in facts["seen"].values()]
-    if not blind:
-        slowest = max(waits)
-        is_slow = slowest > _SLOW_TO_SHOW
-        note = "" if use_shared_fs else "; use_shared_fs: true would build the index once"
-        yield Finding(
-            "sharing",
-            "warning" if is_slow else "ok",
-            f"{key} {path}: one folder for all hosts; a new file is seen within {duration_text(slowest)}"
-            + note,
-            "mount it with a shorter attribute cache (NFS: actimeo=1 or lookupcache=positive)"
-            if is_slow
-            else "",
-        )
-    elif use_shared_fs:
+    seeing = [host for host, facts in hosts.items() if facts["seen"]]
+    what = f"{key} {folder.path}"
+    if folder.shared and blind:
         yield Finding(
             "sharing",
             "error",
-            f"{key} {path}: not one folder: {names(list(blind))} did not see a file that "
+            f"{what}: not one folder: {names(list(blind))} did not see a file that "
             f"{names(next(iter(blind.values())))} made, within {duration_text(SEEN_WITHIN)}",
-            "use_shared_fs: false where each host has its own disk, with the data on each; else mount the "
-            "same file system at this path",
+            _PRIVATE[key] + "; else mount the same file system at this path",
             "data",
         )
+    elif not folder.shared and seeing and key == "save":
+        yield Finding(
+            "sharing",
+            "error",
+            f"{what}: one folder for several hosts ({names(seeing)} saw what others made), but "
+            "use_node_local_storage: true says that each has its own",
+            "use_node_local_storage: false, or set save to a folder on each host's own disk",
+            "data",
+        )
+    elif blind:
+        yield Finding("sharing", "ok", f"{what}: a folder of its own on each host")
     else:
-        yield Finding("sharing", "ok", f"{key} {path}: a folder of its own on each host")
+        yield _one_folder(what, hosts, folder)
+
+
+def _one_folder(what: str, hosts: ByHost[SharingFacts], folder: RunFolder) -> Finding:
+    slowest = max(seconds for facts in hosts.values() for seconds in facts["seen"].values())
+    is_slow = slowest > _SLOW_TO_SHOW
+    note = "" if folder.shared else "; use_shared_fs: true would build the index once"
+    return Finding(
+        "sharing",
+        "warning" if is_slow else "ok",
+        f"{what}: one folder for all hosts; a new file is seen within {duration_text(slowest)}{note}",
+        "mount it with a shorter attribute cache (NFS: actimeo=1 or lookupcache=positive)"
+        if is_slow
+        else "",
+    )

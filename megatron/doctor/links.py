@@ -45,9 +45,9 @@ class Listener:
             while True:
                 asked = channel.receive(10.0)
                 if asked["do"] == "ping":
-                    channel.send({})
+                    channel.send()
                 elif asked["do"] == "take":
-                    channel.send({"rate": _take(connection, float(asked["seconds"]))})
+                    channel.send(rate=_take(connection, float(asked["seconds"])))
                 elif asked["do"] == "give":
                     _give(connection, float(asked["seconds"]) * 2 + 2.0)
 
@@ -57,7 +57,7 @@ def reach(address: str, port: int, patience: float) -> str | None:
     try:
         with socket.create_connection((address, port), timeout=patience) as connection:
             channel = Channel(connection)
-            channel.send({"do": "ping"})
+            channel.send(do="ping")
             channel.receive(patience)
     except TimeoutError:
         return "no answer: packets are dropped on the way"
@@ -78,16 +78,16 @@ def measure(address: str, port: int, seconds: float) -> LinkFacts:
         ways = []
         for _ in range(_PINGS):
             start = time.monotonic()
-            channel.send({"do": "ping"})
+            channel.send(do="ping")
             channel.receive(5.0)
             ways.append(time.monotonic() - start)
             if sum(ways) > seconds:
                 break
-        channel.send({"do": "take", "seconds": seconds})
+        channel.send(do="take", seconds=seconds)
         _give(connection, seconds * 2 + 2.0)
         up = float(channel.receive(seconds * 2 + 5.0)["rate"])
     with socket.create_connection((address, port), timeout=5.0) as connection:
-        Channel(connection).send({"do": "give", "seconds": seconds})
+        Channel(connection).send(do="give", seconds=seconds)
         down = _take(connection, seconds)
     return {"latency": statistics.median(ways), "up": up, "down": down}
 

@@ -10,17 +10,19 @@ from dataclasses import replace
 from typing import Final
 
 from megatron.launch.command_line import parse_command
-from megatron.launch.main import is_rank
+from megatron.launch.hosts import LOCAL, plan_hosts
+from megatron.launch.machine import accelerator_count
+from megatron.launch.main import become_rank, is_rank
 from megatron.launch.plan import (
-    LOCAL,
     LaunchPlan,
     check_configuration,
-    plan_hosts,
+    environment_of_one_rank,
     plan_start,
     script_arguments,
 )
 from megatron.launch.remote import run_remote
 from megatron.ranks import adopt_rank_variables
+from megatron.runtime.signals import exit_status
 
 _MODULE: Final = "megatron.doctor.probe"
 # How many ranks a run would have on each host, for the probes.
@@ -40,13 +42,15 @@ def main(argv: Sequence[str]) -> int:
     """
     adopt_rank_variables()
     own = [argument for argument in argv if argument != "--json"]
-    command = parse_command(["--check", *own])
+    command = replace(
+        parse_command(["--check", *own]), own=()
+    )  # a script's own are not the probe's
     args = check_configuration(command, may_be_a_part=True)
     shown = ["--json"] if len(own) < len(argv) else []
     probe = (sys.executable, "-u", "-m", _MODULE, *shown, *script_arguments(command, args))
     if is_rank(os.environ):
-        os.execv(probe[0], probe)
-    hosts, launcher = plan_hosts(args.launch, os.environ)
+        become_rank(probe)
+    hosts, launcher = plan_hosts(args.launch, os.environ, accelerator_count())
     most = max(share.ranks for share in hosts)
     one_each = tuple(replace(share, ranks=1, devices=None) for share in hosts)
     plan = plan_start(args, probe, one_each, launcher, os.environ)
@@ -55,7 +59,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run_here(plan: LaunchPlan) -> int:
-    """The probe of this host alone; no rank variables of a shell shall make it look for others."""
-    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    env = {**os.environ, **plan.env, **alone}
-    return subprocess.run(plan.command, env=env, check=False).returncode
+    """The probe of this host alone."""
+    env = {**environment_of_one_rank(os.environ), **plan.env}
+    return exit_status(subprocess.run(plan.command, env=env, check=False).returncode)

@@ -18,7 +18,7 @@ from megatron.doctor.channel import Channel, Gone
 from megatron.errors import LaunchError
 
 PATIENCE: Final = 15.0  # seconds for all hosts to come
-_LANGUAGE: Final = "doctor 1"
+_LANGUAGE: Final = "doctor 2"
 _CLOCK_LOOKS: Final = 5
 
 
@@ -77,7 +77,7 @@ class Hub:
         if hello["language"] != _LANGUAGE or node not in range(1, size) or node in self._guests:
             channel.close()
             return
-        channel.send({"welcome": node})
+        channel.send(welcome=node)
         self.address = channel.own_address
         self._guests[node] = channel
         self.hosts[node] = str(hello["host"])
@@ -94,7 +94,7 @@ class Hub:
     def exchange(self, step: str, value: Any, patience: float) -> dict[int, Any]:
         given = {0: value}
         deadline = time.monotonic() + patience
-        while len(given) <= len(self._guests):
+        while self._guests.keys() - given.keys():
             heard = self._next(deadline)
             if heard is None:
                 break
@@ -102,7 +102,7 @@ class Hub:
             if message.get("step") == step:
                 given[node] = message["value"]
         for node in list(self._guests):
-            self._tell(node, {"step": step, "values": {str(n): v for n, v in given.items()}})
+            self._tell(node, step=step, values={str(n): v for n, v in given.items()})
         return given
 
     def clocks(self) -> dict[int, float]:
@@ -112,14 +112,14 @@ class Hub:
             if looks:
                 ahead[node] = min(looks)[1]  # the quickest answer tells best
         for node in list(self._guests):
-            self._tell(node, {"clock": False})
+            self._tell(node, clock=False)
         return ahead
 
     def _clock_of(self, node: int) -> tuple[float, float] | None:
         """Seconds of the way there and back, and how far that clock is ahead; None without an answer."""
         asked, here = time.monotonic(), time.time()
-        self._tell(node, {"clock": True})
-        while (heard := self._next(asked + 2.0)) is not None:
+        self._tell(node, clock=True)
+        while node in self._guests and (heard := self._next(asked + 2.0)) is not None:
             teller, arrived, message = heard
             if teller == node and "time" in message:
                 way = arrived - asked
@@ -140,9 +140,11 @@ class Hub:
             self._guests.pop(node, None)
         return None
 
-    def _tell(self, node: int, message: dict[str, Any]) -> None:
+    def _tell(self, node: int, **message: Any) -> None:
+        if node not in self._guests:
+            return  # it has gone meanwhile
         try:
-            self._guests[node].send(message)
+            self._guests[node].send(**message)
         except Gone:
             self._guests.pop(node, None)
 
@@ -171,7 +173,7 @@ class Guest:
         Raises:
             Gone: node 0 has ended.
         """
-        self._hub.send({"step": step, "value": value})
+        self._hub.send(step=step, value=value)
         # Node 0 waits for the slowest before it answers.
         while (message := self._hub.receive(patience * 2 + 5.0)).get("step") != step:
             pass
@@ -179,7 +181,7 @@ class Guest:
 
     def clocks(self) -> dict[int, float]:
         while self._hub.receive(60.0).get("clock"):
-            self._hub.send({"time": time.time()})
+            self._hub.send(time=time.time())
         return {}
 
 
@@ -188,7 +190,7 @@ def _connect(address: str, port: int, node: int, deadline: float) -> Channel:
     while (left := deadline - time.monotonic()) > 0:
         try:
             channel = Channel(socket.create_connection((address, port), timeout=left))
-            channel.send({"language": _LANGUAGE, "node": node, "host": socket.gethostname()})
+            channel.send(language=_LANGUAGE, node=node, host=socket.gethostname())
             # Node 0 takes one after another.
             if channel.receive(max(2.0, left)).get("welcome") == node:
                 return channel

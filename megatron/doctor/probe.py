@@ -112,7 +112,6 @@ def _judge(
     case = Case(
         labels=labels_of(names),
         needs=needs,
-        use_shared_fs=args is None or args.data.use_shared_fs,
         folders=folders.folders_of(args) if args is not None else {},
         absent=absent_hosts(os.environ, world.num_nodes, names),
     )

@@ -118,12 +118,16 @@ def _flops() -> float:
     return done * 2 * size**3 / (time.monotonic() - start)
 
 
-def _reduce(*, address: str, port: int, rank: int, size: int, backend: str) -> dict[str, Any]:
+def _reduce(
+    *, address: str, port: int, rank: int, size: int, backend: str, own_address: str
+) -> dict[str, Any]:
     import torch  # noqa: PLC0415
     import torch.distributed as dist  # noqa: PLC0415
 
     from megatron.runtime import device  # noqa: PLC0415
+    from megatron.runtime.interface import choose_interface  # noqa: PLC0415
 
+    choose_interface(own_address)  # as a run does
     dist.init_process_group(
         backend,
         init_method=f"tcp://{address}:{port}",

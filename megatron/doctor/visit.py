@@ -87,31 +87,30 @@ class Visit:
 
     # One folder or several?
 
-    def _sharing(self, ours: dict[str, str]) -> None:
-        """Look for each other's files in the folders that a run shares: checkpoints and the index."""
-        shares = self._args is not None and self._args.data.use_shared_fs
-        keys = [key for key in ("save", folders.INDEX_STORE) if key in ours]
-        left = isolated(lambda: {key: folders.leave(ours[key]) for key in keys}, _LOOK)
+    def _sharing(self, ours: dict[str, folders.RunFolder]) -> None:
+        """Look for each other's files in the folders of which it matters whether they are one."""
+        asked = {key: folder for key, folder in ours.items() if folder.shared is not None}
+        left = isolated(lambda: {k: folders.leave(f.path) for k, f in asked.items()}, _LOOK)
         left = {} if failure_of(left) is not None else left
         everyones = self._meeting.exchange("left", left, _LOOK + _AROUND)
 
         def watch() -> dict[str, Any]:
             found: dict[str, Any] = {}
-            for key in keys:
+            for key, folder in asked.items():
                 wanted = {
                     node: files[key]
                     for node, files in everyones.items()
                     if node != self._meeting.node and files.get(key)
                 }
-                patience = folders.SEEN_WITHIN if shares else folders.SEEN_WITHIN / 5
-                seen = folders.watch(ours[key], wanted, patience)
+                patience = folders.SEEN_WITHIN if folder.shared else folders.SEEN_WITHIN / 5
+                seen = folders.watch(folder.path, wanted, patience)
                 found[key] = {"writes": bool(left.get(key)), "seen": seen}
             return found
 
         self._step("sharing", watch, folders.SEEN_WITHIN * 2 + _LOOK)
         for key, name in left.items():
             if name is not None:
-                folders.take_away(ours[key], name)
+                folders.take_away(asked[key].path, name)
 
     # How fast?
 
@@ -186,6 +185,7 @@ class Visit:
             "rank": nodes.index(self._meeting.node),
             "size": len(nodes),
             "backend": backend,
+            "own_address": self._meeting.address,
         }
         patience = REDUCE_PATIENCE + 1.0
         self._step("reduce", lambda: self._torch.ask(question, patience), patience + 1.0)

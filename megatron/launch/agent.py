@@ -22,6 +22,7 @@ from megatron.launch.local import run_local
 from megatron.launch.machine import accelerator_count
 from megatron.launch.plan import LaunchPlan, rank_environment
 from megatron.runtime.parent import LAUNCHER_PID_VARIABLE
+from megatron.runtime.signals import exit_status
 
 # Seconds that ranks get to save when the start has gone, before they are killed.
 _TO_SAVE = 600.0
@@ -54,7 +55,8 @@ def _run_alone(plan: LaunchPlan, node: int) -> int:
         LAUNCHER_PID_VARIABLE: str(os.getpid()),
     }
     env = {**os.environ, **plan.env, **variables}
-    return subprocess.run(plan.command, env=env, stdin=subprocess.DEVNULL, check=False).returncode
+    done = subprocess.run(plan.command, env=env, stdin=subprocess.DEVNULL, check=False)
+    return exit_status(done.returncode)
 
 
 def _environment_here(plan: LaunchPlan, node: int) -> dict[str, str]:

@@ -70,10 +70,15 @@ def read_env_file(path: Path) -> dict[str, str]:
     """The ``NAME=VALUE`` lines of a file; empty lines and ``#`` lines are skipped.
 
     Raises:
-        LaunchError: a line is none.
+        LaunchError: a line is none, or the file cannot be read.
     """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise LaunchError(f"{path}: cannot be read: {reason}") from None
     found = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
         text = line.strip()
         if not text or text.startswith("#"):
             continue

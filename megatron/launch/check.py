@@ -9,6 +9,7 @@ from pathlib import Path
 
 from megatron.errors import LaunchError
 from megatron.launch.command_line import DEFAULT_SCRIPT, Command
+from megatron.launch.dry_run import shown_value
 from megatron.launch.facts import Row, facts_page
 from megatron.launch.machine import accelerator_count
 from megatron.launch.needed_files import problems_with_files
@@ -61,21 +62,24 @@ def check(command: Command) -> Report:
                 "train_iters|train_epochs", "data_path|train_data_paths", purpose="training"
             )
         plan = plan_launch(command, args)
-        ranks = plan.ranks
-        told = {key: value for key, value in plan.env.items() if key != VARIABLE}
-        variables = " ".join(f"{key}={value}" for key, value in told.items())
+        ranks, nodes = plan.ranks, len(plan.hosts)
+        variables = " ".join(
+            f"{name}={shown_value(name, value)}"
+            for name, value in plan.env.items()
+            if name != VARIABLE
+        )
         rows = [("command", shlex.join(plan.command)), ("environment", variables)]
     else:
         args = check_configuration(command, may_be_a_part=True)
-        ranks = _ranks_for(args, accelerators)
+        ranks, nodes = _ranks_for(args, accelerators), max(1, args.launch.num_nodes)
         if args.batch.train_batch_size or args.batch.train_micro_batch_size_per_gpu:
             check_configuration(command, ranks, may_be_a_part=True)
     if command.deepspeed_json:
         if not args.model.is_given:
             raise LaunchError("--deepspeed_json: there is no model in this configuration")
         return Report(json.dumps(args.deepspeed_config(ranks), indent=2) + "\n")
-    page = facts_page(args, ranks=ranks, accelerators=accelerators, more=rows)
-    stops_at = list(problems_with_files(args, command.script))
+    page = facts_page(args, ranks=ranks, nodes=nodes, accelerators=accelerators, more=rows)
+    stops_at = list(problems_with_files(args, command.script, is_start=command.names_script))
     if command.names_script and args.training.distributed_backend == "nccl" and not accelerators:
         stops_at.append(
             "distributed_backend: nccl needs GPUs, and there are none here: leave it out, which chooses by "

@@ -100,8 +100,8 @@ def parse_command(argv: Sequence[str]) -> Command:
     """Read `deepy.py`'s arguments.
 
     Raises:
-        LaunchError: no script is named, it is a configuration file, or an option stands where it would
-            not be seen.
+        LaunchError: no script is named, it is a configuration file, or an option is unknown, or stands where
+            it would not be seen.
         SystemExit: argparse's own, for ``--help`` and options without their value.
     """
     launcher, rest = _launcher_parser().parse_known_args(_before_script(argv))
@@ -119,6 +119,8 @@ def parse_command(argv: Sequence[str]) -> Command:
     parser = argparse.ArgumentParser(prog="deepy.py " + script, usage=USAGE)
     add_config_arguments(parser)
     known, own = _split_known(parser, after)
+    if own and not names_script and check_only:
+        raise LaunchError(f"command line: unknown option {own[0]}; see ./deepy.py --help")
     # Intermixed: configuration files may stand before and after options.
     parsed = parser.parse_intermixed_args(known)
     options = [

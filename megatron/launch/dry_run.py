@@ -6,8 +6,9 @@ import shlex
 from collections.abc import Iterator
 
 from megatron.launch.commands import launcher_command, launcher_environment
+from megatron.launch.hosts import LOCAL
 from megatron.launch.pdsh import pdsh_command
-from megatron.launch.plan import LOCAL, LaunchPlan
+from megatron.launch.plan import LaunchPlan
 from megatron.neox_arguments.payload import VARIABLE
 
 _SHOWN = 90  # letters of a value
@@ -48,11 +49,11 @@ def _lines(plan: LaunchPlan, accelerators: bool) -> Iterator[str]:
     yield f"folder  {plan.cwd}"
     yield "environment"
     env = plan.env if plan.launcher in (LOCAL, "pdsh") else launcher_environment(plan)
-    yield from (f"  {name}={_shown(name, value)}" for name, value in sorted(env.items()))
+    yield from (f"  {name}={shown_value(name, value)}" for name, value in sorted(env.items()))
 
 
-def _shown(name: str, value: str) -> str:
-    """A value for people: short, and no secret."""
+def shown_value(name: str, value: str) -> str:
+    """The value of a variable for people: short, and no secret."""
     if name == VARIABLE:
         return "(the checked configuration)"
     if any(part in name.upper() for part in _SECRET):

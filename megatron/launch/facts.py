@@ -24,12 +24,15 @@ _USUAL_VOCABULARY = 50_304
 Row = tuple[str, str]
 
 
-def facts_page(args: NeoXArgs, *, ranks: int, accelerators: int, more: Sequence[Row] = ()) -> str:
+def facts_page(
+    args: NeoXArgs, *, ranks: int, nodes: int, accelerators: int, more: Sequence[Row] = ()
+) -> str:
     """The page.
 
     Args:
         args: the checked configuration; without a model in it the page is short.
         ranks: processes of the run.
+        nodes: that they are on.
         accelerators: GPUs that a process would see here.
         more: rows about the start itself.
     """
@@ -54,7 +57,7 @@ def facts_page(args: NeoXArgs, *, ranks: int, accelerators: int, more: Sequence[
             vocab_size=vocab,
             padded_vocab_size=padded,
         ),
-        layout=_layout(args, ranks, accelerators),
+        layout=_layout(args, ranks, nodes, accelerators),
         batch=batch_facts(batch) if batch else None,
         splits=data.splits,
         train_iters=data.train_iters,
@@ -115,10 +118,10 @@ def _about_sums(args: NeoXArgs, batch: BatchSizes | None) -> Iterator[str]:
         yield from doubt_about_sums(args, batch.gradient_accumulation_steps)
 
 
-def _layout(args: NeoXArgs, ranks: int, accelerators: int) -> LayoutFacts:
+def _layout(args: NeoXArgs, ranks: int, nodes: int, accelerators: int) -> LayoutFacts:
     return LayoutFacts(
         world_size=ranks,
-        num_nodes=max(1, args.launch.num_nodes),
+        num_nodes=nodes,
         data_parallel_size=ranks // args.parallelism.ranks_per_replica,
         pipe_parallel_size=args.parallelism.pipe_parallel_size,
         context_parallel_size=args.parallelism.context_parallel_size,

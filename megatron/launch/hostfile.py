@@ -1,4 +1,4 @@
-"""Hostfiles: one ``name slots=N`` per line, as DeepSpeed and MPI write them."""
+"""Hostfiles: one ``name slots=N`` per line, as DeepSpeed and Open MPI write them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 from megatron.errors import LaunchError
 
-_LINE = re.compile(r"(?P<name>[^\s#=]+)(\s+slots\s*=\s*(?P<slots>\S+))?")
+# One name: MPI's "node1:8" and Slurm's "node[1-4]" would be taken for a host that is called so.
+_LINE = re.compile(r"(?P<name>[^\s=:,\[\]]+)(\s+slots\s*=\s*(?P<slots>\S+))?")
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ def read_hostfile(path: str) -> list[Host]:
         LaunchError: the file is missing or names no host, or a line is none, or names a host again.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise LaunchError(
@@ -56,6 +57,6 @@ def _host(text: str, where: str) -> Host:
     slots = match["slots"]
     if slots is None:
         return Host(match["name"], None)
-    if not slots.isdigit() or int(slots) == 0:
+    if not slots.isdecimal() or int(slots) == 0:
         raise LaunchError(f"{where}: slots={slots}: expected a whole number from 1 on")
     return Host(match["name"], int(slots))

@@ -1,4 +1,4 @@
-"""Which hosts take part, and how many processes each of them runs.
+"""Which hosts take part, how many processes each of them runs, and what starts them there.
 
 ``include`` and ``exclude`` are written as DeepSpeed's launcher has them: ``host[:slot,slot…]``, several
 joined by ``@``.
@@ -6,6 +6,7 @@ joined by ``@``.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +14,13 @@ from typing import Final
 
 from megatron.errors import LaunchError
 from megatron.launch.hostfile import Host, read_hostfile
+from megatron.launch.machine import is_this_host
+from megatron.launch.slurm import slurm_tasks
 from megatron.neox_arguments.sections import LaunchArgs
 from megatron.ranks import expand_host_list
 
+# What starts the ranks of this host alone; for others it is the configuration's ``launcher``.
+LOCAL: Final = "local"
 HOSTFILE_VARIABLE: Final = "DLTS_HOSTFILE"
 USUAL_HOSTFILE: Final = Path("/job/hostfile")
 # The name of a host that Slurm is still to choose; no host has it.
@@ -35,6 +40,33 @@ class Share:
     host: str
     ranks: int
     devices: tuple[int, ...] | None = None
+
+
+def plan_hosts(
+    launch: LaunchArgs, env: Mapping[str, str], accelerators: int
+) -> tuple[tuple[Share, ...], str]:
+    """The hosts and processes of a start, and what starts them.
+
+    ``accelerators``: those of this host.
+
+    Raises:
+        LaunchError: the keys contradict each other, or name what is not there.
+    """
+    launcher = _launcher(launch)
+    path = find_hostfile(launch, env)
+    if path is not None:
+        hosts = hosts_of_hostfile(launch, path, accelerators or 1)
+        is_here = len(hosts) == 1 and is_this_host(hosts[0].host)
+        if not is_here or launch.force_multi or hosts[0].devices is not None:
+            return hosts, launcher
+        _check_count(launch, hosts[0], accelerators)
+        return hosts, LOCAL
+    if launcher == "slurm":
+        return hosts_of_slurm(launch, env, slurm_tasks(env) or accelerators or 1), launcher
+    here = Share(socket.gethostname(), launch.num_gpus or accelerators or 1)
+    _check_one_host(launch, env)
+    _check_count(launch, here, accelerators)
+    return (here,), launcher if launch.force_multi else LOCAL
 
 
 def find_hostfile(launch: LaunchArgs, env: Mapping[str, str]) -> str | None:
@@ -95,7 +127,7 @@ def hosts_of_slurm(launch: LaunchArgs, env: Mapping[str, str], per_host: int) ->
             "include, exclude: choose among the hosts of a hostfile\n"
             "  to do: tell Slurm instead: launcher_args: '--nodelist=node1,node2' or '--exclude=node3'"
         )
-    names = expand_host_list(env.get("SLURM_JOB_NODELIST", ""))
+    names = _slurm_hosts(env)
     if not names:
         if launch.num_nodes < 1:
             raise LaunchError(
@@ -148,6 +180,47 @@ def _read_filter(
     return found
 
 
-def in_several_hosts_of_slurm(env: Mapping[str, str]) -> bool:
-    """Whether this process stands in a Slurm job of more than one host."""
-    return len(expand_host_list(env.get("SLURM_JOB_NODELIST", ""))) > 1
+def _launcher(launch: LaunchArgs) -> str:
+    """The configuration's launcher, with GPT-NeoX's two switches."""
+    if launch.deepspeed_slurm and launch.deepspeed_mpi:
+        raise LaunchError("deepspeed_mpi, deepspeed_slurm: only one of them can be true")
+    if launch.deepspeed_slurm:
+        return "slurm"
+    if launch.deepspeed_mpi and launch.launcher in ("pdsh", "slurm"):
+        return "openmpi"
+    return launch.launcher
+
+
+def _check_one_host(launch: LaunchArgs, env: Mapping[str, str]) -> None:
+    """Without a list of hosts there is one: nothing may say otherwise."""
+    wanted = {
+        f"num_nodes: {launch.num_nodes}": launch.num_nodes > 1,
+        "include": launch.include is not None,
+        "exclude": launch.exclude is not None,
+    }
+    for key, is_wanted in wanted.items():
+        if is_wanted:
+            raise LaunchError(
+                f"{key} needs the names of the hosts\n"
+                "  to do: name a hostfile (a file of lines such as 'node1 slots=8'), or, in a Slurm job, "
+                "set launcher: slurm"
+            )
+    if launch.num_nodes < 1 and len(_slurm_hosts(env)) > 1:
+        raise LaunchError(
+            "this Slurm job has several hosts, but the start would use this one alone\n"
+            "  to do: set launcher: slurm to use all of them, or num_nodes: 1 for this one"
+        )
+
+
+def _check_count(launch: LaunchArgs, here: Share, accelerators: int) -> None:
+    if accelerators and here.ranks > accelerators:
+        what = "num_gpus" if launch.num_gpus else "slots of the hostfile"
+        raise LaunchError(
+            f"{what}: {here.ranks} processes need a GPU each, {accelerators} are visible\n"
+            "  to do: lower it, or set DS_ACCELERATOR=cpu in the environment to run on the CPU"
+        )
+
+
+def _slurm_hosts(env: Mapping[str, str]) -> list[str]:
+    """The hosts of the Slurm job that this process is in; none outside one."""
+    return expand_host_list(env.get("SLURM_JOB_NODELIST", ""))

@@ -27,7 +27,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 from megatron.errors import LaunchError
 from megatron.launch.plan import LaunchPlan
 from megatron.runtime.parent import LAUNCHER_PID_VARIABLE
-from megatron.runtime.signals import handled
+from megatron.runtime.signals import exit_status, handled
 
 # What the ranks of a failed run get before they are killed, in seconds.
 SHUTDOWN_TIMEOUT = 20
@@ -182,4 +182,4 @@ def _verdict(result: RunResult, plan: LaunchPlan, node: int, forwarder: _Forward
     sys.stderr.write(
         f"deepy.py: rank {rank} of {plan.ranks}{where} ended with {how}{asked}{others}\n"
     )
-    return code if code >= 0 else 128 - code
+    return exit_status(code)

@@ -7,20 +7,21 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from megatron.launch.command_line import Command, parse_command
+from megatron.errors import LaunchError
+from megatron.launch.command_line import parse_command
 from megatron.launch.dry_run import dry_run_page
+from megatron.launch.hosts import LOCAL
 from megatron.launch.machine import accelerator_count, check_port_is_free
 from megatron.launch.plan import (
-    LOCAL,
     LaunchPlan,
     check_configuration,
+    environment_of_one_rank,
     find_script,
     plan_launch,
     rank_command,
     rank_environment,
 )
 from megatron.launch.remote import run_remote
-from megatron.neox_arguments import NeoXArgs
 from megatron.ranks import adopt_rank_variables
 
 
@@ -44,7 +45,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = check_configuration(command)
     if is_rank(os.environ):
         # A scheduler has started this program as often as there are ranks: each becomes its rank.
-        run_as_rank(command, args)
+        if command.dry_run:
+            raise LaunchError(
+                f"--dry-run: this process is rank {os.environ['RANK']} of "
+                f"{os.environ['WORLD_SIZE']} already, "
+                "and its scheduler has planned the start\n"
+                "  to do: run it outside of srun, mpirun and torchrun",
+                everywhere=True,
+            )
+        become_rank(rank_command(command, args, find_script(command.script)))
     plan = plan_launch(command, args)
     if command.dry_run:
         sys.stdout.write(dry_run_page(plan, accelerators=accelerator_count() > 0))
@@ -68,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_in_place(plan: LaunchPlan) -> NoReturn:
     """A run of one rank needs no launcher beside it: this process becomes the rank. Does not return."""
-    env = {**os.environ, **plan.env, "MASTER_ADDR": plan.address}
+    env = {**environment_of_one_rank(os.environ), **plan.env, "MASTER_ADDR": plan.address}
     if plan.port is not None:
         env["MASTER_PORT"] = str(plan.port)
     _become(plan.command, env)
@@ -80,9 +89,8 @@ def is_rank(env: Mapping[str, str]) -> bool:
     return "RANK" in env and size.isdigit() and int(size) > 1
 
 
-def run_as_rank(command: Command, args: NeoXArgs) -> NoReturn:
-    """Become the script, as the rank that the environment says. Does not return."""
-    program = rank_command(command, args, find_script(command.script))
+def become_rank(program: Sequence[str]) -> NoReturn:
+    """Become ``program``, as the rank that the environment says. Does not return."""
     local = os.environ.get("LOCAL_WORLD_SIZE", "1")
     ranks = int(local) if local.isdigit() and int(local) else 1
     _become(program, {**os.environ, **rank_environment(os.environ, ranks, accelerator_count())})

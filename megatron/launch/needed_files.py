@@ -9,13 +9,17 @@ from megatron.launch.command_line import DEFAULT_SCRIPT
 from megatron.launch.data_facts import data_problems
 from megatron.launch.plan import ROOT
 from megatron.neox_arguments import NeoXArgs
+from megatron.neox_arguments.tokenizer_files import files_read, unset_files
 
-# Programs that read the token files; the others need the tokenizer only.
+# Programs that read the token files, and those that build the tokenizer.
 _READS_DATA = DEFAULT_SCRIPT
+_BUILD_TOKENIZER = (DEFAULT_SCRIPT, "generate.py", "eval.py")
 
 
-def problems_with_files(args: NeoXArgs, script: str) -> list[str]:
+def problems_with_files(args: NeoXArgs, script: str, *, is_start: bool) -> list[str]:
     """What ``script`` would stop at, in its own words.
+
+    The tokenizer may be left open where it is a configuration that is checked, and no start, but not by half.
 
     Paths that a file of `configs/` names, as it is shipped, are places for the user's own: nobody has
     been promised that they are there, and ``--check`` shows them in its page alone.
@@ -24,24 +28,33 @@ def problems_with_files(args: NeoXArgs, script: str) -> list[str]:
     found = dict(_missing_files(args))
     if Path(script).name == _READS_DATA:
         found |= data_problems(args.data)
-    return [text for path, text in found.items() if not any(path in text for text in examples)]
+    missing = [text for path, text in found.items() if not any(path in text for text in examples)]
+    told = args.tokenizer
+    builds = is_start and Path(script).name in _BUILD_TOKENIZER
+    if builds or told.vocab_file or told.merge_file:
+        missing += unset_files(told.tokenizer_type, told.vocab_file, told.merge_file)
+    return missing
 
 
 def missing_lines(args: NeoXArgs) -> list[str]:
     """A line for each file beside the data and the vocabulary, of which others speak, that is not here."""
-    others = {args.tokenizer.vocab_file}
+    others = {str(path) for key, path in _tokenizer_files(args).items() if key == "vocab_file"}
     return [text for path, text in _missing_files(args) if path not in others]
 
 
 def _missing_files(args: NeoXArgs) -> Iterator[tuple[str, str]]:
-    tokenizer = args.tokenizer
-    named = {"vocab_file": tokenizer.vocab_file, "merge_file": tokenizer.merge_file}
+    named: dict[str, str | None] = {key: str(path) for key, path in _tokenizer_files(args).items()}
     named["hostfile"] = args.launch.hostfile
     if args.mup.use_mup and not args.mup.save_base_shapes:
         named["base_shapes_file"] = args.mup.base_shapes_file
     for key, path in named.items():
         if path is not None and not Path(path).exists():
             yield path, f"{key}: no such file: {Path(path).absolute()}"
+
+
+def _tokenizer_files(args: NeoXArgs) -> dict[str, Path]:
+    told = args.tokenizer
+    return files_read(told.tokenizer_type, told.vocab_file, told.merge_file)
 
 
 def _examples(args: NeoXArgs) -> list[str]:

@@ -70,8 +70,13 @@ def prepare_hosts(plan: LaunchPlan, env: Mapping[str, str]) -> int:
         done = _over_ssh(plan, env, node, _preparation(plan, node), job_text(plan, node))
         return done.stdout, _reason(plan, node, done)
 
-    with ThreadPoolExecutor(_AT_A_TIME) as pool:
-        answers = list(pool.map(prepare, range(len(plan.hosts))))
+    try:
+        with ThreadPoolExecutor(_AT_A_TIME) as pool:
+            answers = list(pool.map(prepare, range(len(plan.hosts))))
+    except (KeyboardInterrupt, SystemExit):
+        # The user's secrets are in those files.
+        clean_up(plan, env, range(len(plan.hosts)))
+        raise
     failed = [
         f"  {share.host}: {reason}"
         for share, (_, reason) in zip(plan.hosts, answers, strict=True)

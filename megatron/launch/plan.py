@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import shlex
-import socket
 import sys
 import uuid
 from collections.abc import Mapping
@@ -16,16 +15,9 @@ from typing import Final
 from megatron.errors import LaunchError
 from megatron.launch.carried import carried_variables
 from megatron.launch.command_line import Command
-from megatron.launch.hosts import (
-    ANY_HOST,
-    Share,
-    find_hostfile,
-    hosts_of_hostfile,
-    hosts_of_slurm,
-    in_several_hosts_of_slurm,
-)
+from megatron.launch.hosts import ANY_HOST, LOCAL, Share, plan_hosts
 from megatron.launch.machine import accelerator_count, is_this_host, usable_cores
-from megatron.launch.slurm import slurm_options, slurm_tasks
+from megatron.launch.slurm import slurm_options
 from megatron.neox_arguments import NeoXArgs
 from megatron.neox_arguments.payload import VARIABLE, payload_of
 from megatron.neox_arguments.sections import LaunchArgs
@@ -35,7 +27,6 @@ from megatron.runtime.ports import port_problem
 ROOT = Path(__file__).resolve().parents[2]
 # Programs that take a batch of the size that the configuration says. The others only need the layout.
 _TRAINING_SCRIPT = "train.py"
-LOCAL: Final = "local"
 # Names of the hosts in the order of their node ranks, with commas, for the ranks.
 HOSTS_VARIABLE: Final = "NEOX_HOSTS"
 _OF_ONE_HOST: Final = {
@@ -120,7 +111,7 @@ def plan_launch(
     """
     env = os.environ if env is None else env
     script = find_script(command.script)
-    hosts, launcher = plan_hosts(args.launch, env)
+    hosts, launcher = plan_hosts(args.launch, env, accelerator_count(env))
     ranks = sum(share.ranks for share in hosts)
     if script.name == _TRAINING_SCRIPT:
         check_configuration(command, ranks)  # again, now that it is known how many there are
@@ -187,30 +178,6 @@ def plan_start(
     return plan
 
 
-def plan_hosts(launch: LaunchArgs, env: Mapping[str, str]) -> tuple[tuple[Share, ...], str]:
-    """The hosts and processes of a start, and what starts them.
-
-    Raises:
-        LaunchError: the keys contradict each other, or name what is not there.
-    """
-    accelerators = accelerator_count(env)
-    launcher = _launcher(launch)
-    path = find_hostfile(launch, env)
-    if path is not None:
-        hosts = hosts_of_hostfile(launch, path, accelerators or 1)
-        is_here = len(hosts) == 1 and is_this_host(hosts[0].host)
-        if not is_here or launch.force_multi or hosts[0].devices is not None:
-            return hosts, launcher
-        _check_count(launch, hosts[0], accelerators)
-        return hosts, LOCAL
-    if launcher == "slurm":
-        return hosts_of_slurm(launch, env, slurm_tasks(env) or accelerators or 1), launcher
-    here = Share(socket.gethostname(), launch.num_gpus or accelerators or 1)
-    _check_one_host(launch, env)
-    _check_count(launch, here, accelerators)
-    return (here,), launcher if launch.force_multi else LOCAL
-
-
 def find_script(name: str) -> Path:
     """The program to run: here, else beside `deepy.py`.
 
@@ -239,45 +206,13 @@ def rank_environment(env: Mapping[str, str], ranks: int, accelerators: int) -> d
     return added
 
 
-def _launcher(launch: LaunchArgs) -> str:
-    """The configuration's launcher, with GPT-NeoX's two switches."""
-    if launch.deepspeed_slurm and launch.deepspeed_mpi:
-        raise LaunchError("deepspeed_mpi, deepspeed_slurm: only one of them can be true")
-    if launch.deepspeed_slurm:
-        return "slurm"
-    if launch.deepspeed_mpi and launch.launcher in ("pdsh", "slurm"):
-        return "openmpi"
-    return launch.launcher
-
-
-def _check_one_host(launch: LaunchArgs, env: Mapping[str, str]) -> None:
-    """Without a list of hosts there is one: nothing may say otherwise."""
-    wanted = {
-        f"num_nodes: {launch.num_nodes}": launch.num_nodes > 1,
-        "include": launch.include is not None,
-        "exclude": launch.exclude is not None,
-    }
-    for key, is_wanted in wanted.items():
-        if is_wanted:
-            raise LaunchError(
-                f"{key} needs the names of the hosts\n"
-                "  to do: name a hostfile (a file of lines such as 'node1 slots=8'), or, in a Slurm job, "
-                "set launcher: slurm"
-            )
-    if launch.num_nodes < 1 and in_several_hosts_of_slurm(env):
-        raise LaunchError(
-            "this Slurm job has several hosts, but the start would use this one alone\n"
-            "  to do: set launcher: slurm to use all of them, or num_nodes: 1 for this one"
-        )
-
-
-def _check_count(launch: LaunchArgs, here: Share, accelerators: int) -> None:
-    if accelerators and here.ranks > accelerators:
-        what = "num_gpus" if launch.num_gpus else "slots of the hostfile"
-        raise LaunchError(
-            f"{what}: {here.ranks} processes need a GPU each, {accelerators} are visible\n"
-            "  to do: lower it, or set DS_ACCELERATOR=cpu in the environment to run on the CPU"
-        )
+def environment_of_one_rank(env: Mapping[str, str]) -> dict[str, str]:
+    """``env`` for a process that is a whole run: nothing that a shell or another launcher has left in it
+    makes it look for others, or meet at their port."""
+    left = {"RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "MASTER_PORT"}
+    left |= {"NODE_RANK", "GROUP_RANK", "CROSS_RANK"}
+    kept = {name: value for name, value in env.items() if name not in left}
+    return {**kept, "WORLD_SIZE": "1"}
 
 
 def _check_for_mpi_and_slurm(plan: LaunchPlan) -> None:

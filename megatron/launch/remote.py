@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import IO, Any, Final
+from typing import IO, Any, Final, NoReturn
 
 from megatron.launch.commands import check_launcher, environment_of_launcher, launcher_command
 from megatron.launch.pdsh import (
@@ -26,7 +26,7 @@ from megatron.launch.pdsh import (
 )
 from megatron.launch.plan import LaunchPlan
 from megatron.runtime.parent import end_with_parent
-from megatron.runtime.signals import handled
+from megatron.runtime.signals import exit_status, handled
 
 # Seconds that the other hosts get to end by themselves after one has failed; then they are stopped.
 _GRACE: Final = 25.0
@@ -79,7 +79,8 @@ def _run_launcher(plan: LaunchPlan) -> int:
 
 def _run_pdsh(plan: LaunchPlan) -> int:
     env = dict(os.environ)
-    plan = replace(plan, port=prepare_hosts(plan, env))
+    with handled((signal.SIGTERM, signal.SIGHUP), _end_now):
+        plan = replace(plan, port=prepare_hosts(plan, env))
     process = subprocess.Popen(
         pdsh_command(plan),
         env=pdsh_environment(plan, env),
@@ -114,6 +115,11 @@ def _run_pdsh(plan: LaunchPlan) -> int:
     if status or failures.hosts:
         clean_up(plan, env, range(len(plan.hosts)))
     return failures.status or status
+
+
+def _end_now(number: int, _: object) -> NoReturn:
+    """Nothing has been started yet: end as the signal would, but tidy up."""
+    raise SystemExit(exit_status(-number))
 
 
 class _Failures:
@@ -169,8 +175,7 @@ def _wait(
     asked_at = forced_at = None
     while True:
         try:
-            status = process.wait(timeout=_LOOK)
-            return status if status >= 0 else 128 - status
+            return exit_status(process.wait(timeout=_LOOK))
         except subprocess.TimeoutExpired:
             pass
         if failures is None or send is None or failures.since is None:

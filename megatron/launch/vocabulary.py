@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from megatron.neox_arguments.sections import TokenizerArgs
+from megatron.neox_arguments.tokenizer_files import files_read
 
 # Ids that a tokenizer has whatever its files say.
 _BYTES = {"CharLevelTokenizer": 512}
@@ -22,11 +22,9 @@ def count_vocabulary(tokenizer: TokenizerArgs) -> int | None:
     kind = tokenizer.tokenizer_type
     if kind in _BYTES:
         return _BYTES[kind]
-    if tokenizer.vocab_file is None:
+    path = files_read(kind, tokenizer.vocab_file, tokenizer.merge_file).get("vocab_file")
+    if path is None:
         return None
-    path = Path(tokenizer.vocab_file)
-    if kind == "HFGPT2Tokenizer" and path.is_dir():
-        path = path / "vocab.json"
     try:
         content = json.loads(path.read_bytes())
         entries = _entries_of(kind, content)

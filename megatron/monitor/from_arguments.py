@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from megatron.monitor.arithmetic import flops_per_token
 from megatron.monitor.console import BatchFacts, ModelFacts
 from megatron.monitor.estimates import (
     DEFAULT_BUCKET_SIZE,
     DEFAULT_PREFETCH,
     DEFAULT_REUSE_DISTANCE,
+    Activations,
     MemoryEstimate,
+    States,
     estimate_memory,
 )
 from megatron.neox_arguments import BatchSizes, NeoXArgs
@@ -75,37 +79,49 @@ def memory_of(
         num_layers: transformer layers on the rank; None: all.
         in_flight: micro-batches whose activations it keeps at a time.
     """
-    model, ranks = args.model, args.parallelism.model_parallel_size
-    context = args.parallelism.context_parallel_size
     if checkpoint_activations is None:
         checkpoint_activations = args.training.checkpoint_activations
-    return estimate_memory(
-        parameters=parameters,
-        half_precision=model.precision != "fp32",
-        zero_stage=args.optim.zero_stage,
-        data_parallel_size=batch.data_parallel_size * context,
+    activations = Activations(
         micro_batch_size=batch.micro_batch_size,
-        seq_length=model.seq_length // context,
-        num_layers=model.num_layers if num_layers is None else num_layers,
-        in_flight=in_flight,
-        hidden_size=model.hidden_size,
-        attention_width=model.attention_width // ranks,
-        # With fewer key/value heads than ranks each holds one; along the context axis of all tokens.
-        kv_size=max(context, model.kv_heads // ranks) * model.head_width,
-        mlp_width=model.mlp_width // ranks,
-        sequence_shards=ranks if args.parallelism.sequence_parallel else 1,
-        gated=model.is_gated,
+        num_layers=args.model.num_layers if num_layers is None else num_layers,
         vocab_size=padded_vocab_size,
-        checkpoint_activations=checkpoint_activations,
-        checkpoint_num_layers=args.training.checkpoint_num_layers,
-        input_shards=ranks if args.recomputation.partition_activations else 1,
+        in_flight=in_flight,
+        recomputed=args.training.checkpoint_num_layers if checkpoint_activations else None,
+        input_shards=_ranks(args) if args.recomputation.partition_activations else 1,
         inputs_on_host=args.recomputation.checkpoint_in_cpu,
+        **_widths(args),
+    )
+    states = States(
+        parameters=parameters,
+        half_precision=args.model.precision != "fp32",
+        zero_stage=args.optim.zero_stage,
+        data_parallel_size=batch.data_parallel_size * args.parallelism.context_parallel_size,
         optimizer_states=_optimizer_states(args),
         bucket_size=args.optim.zero_reduce_bucket_size or DEFAULT_BUCKET_SIZE,
         live_parameters=_live_parameters(args, parameters, padded_vocab_size),
         offload_optimizer="optimizer" in args.optim.offloaded,
         offload_weights="weights" in args.optim.offloaded,
     )
+    return estimate_memory(states, activations)
+
+
+def _ranks(args: NeoXArgs) -> int:
+    return args.parallelism.model_parallel_size
+
+
+def _widths(args: NeoXArgs) -> dict[str, Any]:
+    """What a rank holds of a token in a layer."""
+    model, ranks, context = args.model, _ranks(args), args.parallelism.context_parallel_size
+    return {
+        "seq_length": model.seq_length // context,
+        "hidden_size": model.hidden_size,
+        "queries": model.attention_width // ranks,
+        # With fewer key/value heads than ranks each holds one; along the context axis of all tokens.
+        "kv_size": max(context, model.kv_heads // ranks) * model.head_width,
+        "mlp_width": model.mlp_width // ranks,
+        "gated": model.is_gated,
+        "sequence_shards": ranks if args.parallelism.sequence_parallel else 1,
+    }
 
 
 def _live_parameters(args: NeoXArgs, parameters: int, padded_vocab_size: int) -> int:

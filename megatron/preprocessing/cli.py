@@ -182,11 +182,11 @@ def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
         help="type of a token on disk (default: the smallest that holds every id)",
     )
     group.add_argument(
-        "--overwrite",
+        "--afresh",
         action="store_true",
-        help="start afresh: without it a run goes on from what an interrupted one with the same inputs "
-        "and settings has left in OUTPUT-PREFIX.partial. Finished files of the same names are replaced "
-        "either way, once the new ones are whole",
+        help="throw away what an interrupted run with the same inputs and settings has left in "
+        "OUTPUT-PREFIX.partial: without it the run goes on from there. Finished files of the same names "
+        "are replaced either way, once the new ones are whole",
     )
 
 
@@ -246,5 +246,5 @@ def settings_from(parsed: argparse.Namespace) -> PreprocessSettings:
         txt_separator=parsed.txt_separator,
         partitions=parsed.partitions,
         partition=parsed.partition,
-        overwrite=parsed.overwrite,
+        afresh=parsed.afresh,
     )

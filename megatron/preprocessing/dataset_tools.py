@@ -18,7 +18,7 @@ from megatron.data.indexed_dataset import MMapIndexedDataset, index_file_path, m
 from megatron.errors import DataError
 from megatron.logging import configure, get_logger
 from megatron.preprocessing.cli import stop_cleanly_on_sigterm
-from megatron.preprocessing.output import TokenFileSet
+from megatron.preprocessing.output import new_token_file
 
 log = get_logger(__name__)
 
@@ -76,10 +76,9 @@ def merge_datasets(names: Sequence[str], output_prefix: str, *, widen: bool = Fa
                 "with the same --dtype"
             )
     dtype = np.result_type(*(dataset.dtype for dataset in datasets))
-    with TokenFileSet([output_prefix], dtype) as files:
+    with new_token_file(output_prefix, dtype) as builder:
         for prefix in prefixes:
-            files.append_file(prefix, widen=widen)
-        files.publish()
+            builder.merge_file_(prefix, widen=widen)
     log.info("%s: %s", output_prefix, describe(make_dataset(output_prefix)))
 
 

@@ -51,17 +51,16 @@ def preprocess(settings: PreprocessSettings) -> Report:
     if settings.ftfy:
         load_ftfy()  # raises, before any work, where it is not installed
     recipe = JsonTextRecipe(
-        settings.tokenizer_type,
-        settings.vocab_file,
-        settings.merge_file,
-        settings.jsonl_keys,
-        settings.append_eod,
-        "int32" if settings.dataset_impl == "cached" else settings.dtype,
-        None,
-        settings.on_bad_line == "skip",
-        settings.on_missing_key == "skip",
-        settings.ftfy,
-        settings.mask_before,
+        tokenizer_type=settings.tokenizer_type,
+        vocab_file=settings.vocab_file,
+        merge_file=settings.merge_file,
+        keys=settings.jsonl_keys,
+        append_eod=settings.append_eod,
+        dtype="int32" if settings.dataset_impl == "cached" else settings.dtype,
+        skip_bad_lines=settings.on_bad_line == "skip",
+        skip_missing_keys=settings.on_missing_key == "skip",
+        ftfy=settings.ftfy,
+        mask_before=settings.mask_before,
     )
     with ExitStack() as stack:
         # They load their tokenizers while this process loads and proves its own.
@@ -120,7 +119,7 @@ def _run(
         len(parts),
         alone=alone,
         resumable=all(map(can_be_read_again, settings.inputs)),
-        afresh=settings.overwrite,
+        afresh=settings.afresh,
     )
     try:
         with work:
@@ -146,10 +145,18 @@ def _run(
             settings.partition,
             settings.partitions - 1,
         )
-    report = _report(files, tally, progress.seconds(), resumed)
-    if settings.mask_before is None:
-        return report
-    return replace(report, masked=(tally.masked_documents, tally.masked_tokens))
+    return Report(
+        tuple(
+            TokenFileReport(file.prefix, documents, tokens, empty, file.dtype.name)
+            for file, documents, tokens, empty in zip(
+                files, tally.documents, tally.tokens, tally.empty, strict=True
+            )
+        ),
+        tally,
+        progress.seconds(),
+        resumed,
+        has_labels=settings.mask_before is not None,
+    )
 
 
 def _encode(
@@ -177,23 +184,6 @@ def _forget_what_must_not_be_skipped(part: Part, settings: PreprocessSettings) -
     ):
         if skipped and policy == "fail":
             part.start_afresh(flag)
-
-
-def _report(files: Sequence[OutputFile], tally: Tally, seconds: float, resumed: int) -> Report:
-    return Report(
-        tuple(
-            TokenFileReport(file.prefix, documents, tokens, empty, file.dtype.name)
-            for file, documents, tokens, empty in zip(
-                files, tally.documents, tally.tokens, tally.empty, strict=True
-            )
-        ),
-        tally.text_bytes,
-        seconds,
-        tally.repaired,
-        tally.bad_lines,
-        tally.missing_keys,
-        resumed,
-    )
 
 
 def _dtype(settings: PreprocessSettings, tokenizer: Tokenizer) -> np.dtype[np.integer]:

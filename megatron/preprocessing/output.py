@@ -1,21 +1,19 @@
-"""Token files that appear only when they are whole.
+"""A token file that appears only when it is whole.
 
-While a run works, its files carry names of their own beside the final ones. They are published by
-rename, the ``.idx`` last, because without it a ``.bin`` is nothing to anyone. A run that fails takes
-its files away and leaves what an earlier run published as it was.
+While it is written it has names of its own beside the final ones. It is published by rename, the
+``.idx`` last, because without it a ``.bin`` is nothing to anyone. Work that fails takes its files away
+and leaves what was published before as it was.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import socket
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -26,117 +24,42 @@ from megatron.data.indexed_dataset import (
 )
 from megatron.errors import DataError
 from megatron.logging import get_logger
-from megatron.preprocessing.encoding import PackedDocuments
 from megatron.runtime.durable import sync_folder
 
 log = get_logger(__name__)
 
 
-@dataclass
-class _TokenFile:
-    """The pair of files of one key, being written."""
-
-    prefix: str
-    builder: MMapIndexedDatasetBuilder
-    data_partial: str
-    index_partial: str
-
-
-class TokenFileSet:
-    """One pair of token files per prefix, published together. A context manager.
+@contextmanager
+def new_token_file(prefix: str, dtype: np.dtype[Any]) -> Iterator[MMapIndexedDatasetBuilder]:
+    """What to write the token file ``prefix`` with; at the end of the block it is flushed and published.
 
     Args:
-        prefixes: paths without ``.bin``/``.idx``; their folders are made if need be.
-        dtype: the type of a token on disk.
-        impl: the form of the files.
+        prefix: path without ``.bin``/``.idx``; its folder is made if need be.
+        dtype: type of a token on disk.
 
     Raises:
-        DataError: a folder or a file cannot be made there.
+        DataError: it cannot be written.
     """
-
-    def __init__(
-        self,
-        prefixes: Sequence[str],
-        dtype: np.dtype[Any],
-        impl: Literal["mmap", "cached"] = "mmap",
-    ) -> None:
-        self._files: list[_TokenFile] = []
-        mark = f".partial-{socket.gethostname()}-{os.getpid()}"
+    index, data = index_file_path(prefix), data_file_path(prefix)
+    mark = f".partial-{socket.gethostname()}-{os.getpid()}"
+    with errors_name(prefix):
+        Path(prefix).parent.mkdir(parents=True, exist_ok=True)
+        _clear_leftovers(prefix)
         try:
-            for prefix in prefixes:
-                with errors_name(prefix):
-                    Path(prefix).parent.mkdir(parents=True, exist_ok=True)
-                    _clear_leftovers(prefix)
-                    data, index = data_file_path(prefix), index_file_path(prefix)
-                    builder = MMapIndexedDatasetBuilder(data + mark, dtype, impl=impl)
-                self._files.append(_TokenFile(prefix, builder, data + mark, index + mark))
-        except BaseException:
-            self.discard()
-            raise
-
-    def __enter__(self) -> TokenFileSet:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.discard()
-
-    def add(self, documents: Sequence[PackedDocuments]) -> None:
-        """Append documents, one :class:`PackedDocuments` for each prefix.
-
-        Raises:
-            DataError: they cannot be written.
-        """
-        for file, packed in zip(self._files, documents, strict=True):
-            with errors_name(data_file_path(file.prefix)):
-                file.builder.add_documents(packed.tokens, packed.lengths)
-
-    def append_file(self, prefix: str, *, widen: bool = False) -> None:
-        """Append all documents of the token file ``prefix`` to each file of the set.
-
-        Args:
-            prefix: path without ``.bin``/``.idx``.
-            widen: also where its type is narrower.
-
-        Raises:
-            DataError: it cannot be read, its type differs, or the documents cannot be written.
-        """
-        for file in self._files:
-            with errors_name(data_file_path(file.prefix)):
-                file.builder.merge_file_(prefix, widen=widen)
-
-    def publish(self) -> None:
-        """Flush everything to disk and give it its final names, in place of what had them before.
-
-        Raises:
-            DataError: it cannot be written.
-        """
-        for file in self._files:
-            with errors_name(file.prefix):
-                file.builder.finalize(file.index_partial)
-        for file in self._files:
-            with errors_name(file.prefix):
-                index = index_file_path(file.prefix)
-                # Between the two renames no old index must describe the new tokens.
-                Path(index).unlink(missing_ok=True)
-                os.replace(file.data_partial, data_file_path(file.prefix))
-                os.replace(file.index_partial, index)
-                sync_folder(Path(index).parent)
-
-    def discard(self) -> None:
-        """Take away whatever is not published."""
-        for file in self._files:
-            with contextlib.suppress(OSError):  # a full disk fails once more when it is flushed
-                file.builder.close()
-            for path in (file.data_partial, file.index_partial):
+            with MMapIndexedDatasetBuilder(data + mark, dtype) as builder:
+                yield builder
+                builder.finalize(index + mark)
+            # Between the two renames no old index must describe the new tokens.
+            Path(index).unlink(missing_ok=True)
+            os.replace(data + mark, data)
+            os.replace(index + mark, index)
+            sync_folder(Path(index).parent)
+        finally:
+            for path in (data + mark, index + mark):
                 Path(path).unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
+@contextmanager
 def errors_name(path: str) -> Iterator[None]:
     """Turn what the operating system says into an error that names the output."""
     try:

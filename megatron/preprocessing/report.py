@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass
 
 from megatron.logging import get_logger
+from megatron.preprocessing.tally import Tally
 
 log = get_logger(__name__)
 
@@ -34,26 +35,22 @@ class Report:
 
     Attributes:
         files: one entry per key.
-        text_bytes: uncompressed bytes of the input.
+        tally: what was counted, by an earlier, interrupted run too.
         seconds: time from the start of the workers to the published files.
         resumed: bytes of the input that an earlier, interrupted run had done.
-        repaired: texts in which lone surrogates were replaced by U+FFFD.
-        bad_lines, missing_keys: lines that were left out because of them.
-        masked: documents and tokens of the label file that are masked; None where there is none.
+        has_labels: the last of the files holds labels.
     """
 
     files: tuple[TokenFileReport, ...]
-    text_bytes: int
+    tally: Tally
     seconds: float
-    repaired: int
-    bad_lines: int = 0
-    missing_keys: int = 0
     resumed: int = 0
-    masked: tuple[int, int] | None = None
+    has_labels: bool = False
 
 
 def log_report(report: Report) -> None:
     """Say what was done, a line per pair of files."""
+    tally = report.tally
     for file in report.files:
         skipped = f", {file.empty:,} empty documents skipped" if file.empty else ""
         log.info(
@@ -64,32 +61,31 @@ def log_report(report: Report) -> None:
             file.dtype,
             skipped,
         )
-    if report.masked is not None:
-        documents, tokens = report.masked
+    if report.has_labels:
         log.log(
-            logging.INFO if documents else logging.WARNING,
+            logging.INFO if tally.masked_documents else logging.WARNING,
             "labels: %s documents hold the ids of --mask-before-token, and %s tokens are left out of the "
             "loss; all other documents are learnt whole",
-            f"{documents:,}",
-            f"{tokens:,}",
+            f"{tally.masked_documents:,}",
+            f"{tally.masked_tokens:,}",
         )
-    if report.repaired:
-        log.warning("%d texts held lone surrogates, replaced by U+FFFD", report.repaired)
-    if report.bad_lines:
-        log.warning("%d bad lines skipped (--on-bad-line skip)", report.bad_lines)
-    if report.missing_keys:
-        log.warning("%d lines without a key skipped (--on-missing-key)", report.missing_keys)
+    if tally.repaired:
+        log.warning("%d texts held lone surrogates, replaced by U+FFFD", tally.repaired)
+    if tally.bad_lines:
+        log.warning("%d bad lines skipped (--on-bad-line skip)", tally.bad_lines)
+    if tally.missing_keys:
+        log.warning("%d lines without a key skipped (--on-missing-key)", tally.missing_keys)
     seconds = max(report.seconds, 1e-9)
     if report.resumed:
         log.info("%.1f MB of the input were done by an earlier run", report.resumed / 1e6)
-        now = report.text_bytes - report.resumed
+        now = tally.text_bytes - report.resumed
         log.info("%.1f MB in %.1f s: %.2f MB/s", now / 1e6, seconds, now / seconds / 1e6)
         return
     tokens = sum(file.tokens for file in report.files)
     log.info(
         "%.1f MB of input in %.1f s: %.2f MB/s, %s tokens/s",
-        report.text_bytes / 1e6,
+        tally.text_bytes / 1e6,
         seconds,
-        report.text_bytes / seconds / 1e6,
+        tally.text_bytes / seconds / 1e6,
         f"{tokens / seconds:,.0f}",
     )

@@ -24,7 +24,7 @@ class PreprocessSettings:
     """What to tokenize, how, and where to.
 
     Attributes:
-        inputs: files with one JSON object a line, plain or zstandard.
+        inputs: files of the kinds that :data:`~megatron.preprocessing.formats.ACCEPTED_ENDINGS` names.
         output_prefix: the files are ``{output_prefix}_{key}_document.bin`` and ``.idx``.
         tokenizer_type, vocab_file, merge_file: see :func:`megatron.tokenizer.build_tokenizer`.
         jsonl_keys: the keys that hold text; each gets files of its own.
@@ -41,7 +41,7 @@ class PreprocessSettings:
         txt_separator: what stands between the documents of a .txt; None where it is one document.
         partitions: parts that the work is cut into.
         partition: the one part to do, from 0, without making the token files; None for all and them.
-        overwrite: start afresh instead of going on from what an interrupted run left.
+        afresh: start afresh instead of going on from what an interrupted run left.
     """
 
     inputs: tuple[str, ...]
@@ -63,7 +63,7 @@ class PreprocessSettings:
     txt_separator: str | None = None
     partitions: int = 1
     partition: int | None = None
-    overwrite: bool = False
+    afresh: bool = False
 
     def problems(self) -> list[str]:
         """What no run can honour, a sentence each."""

@@ -27,6 +27,7 @@ from megatron.preprocessing.documents import parse_documents, replace_lone_surro
 from megatron.preprocessing.formats import STANDARD_INPUT, Format
 from megatron.preprocessing.inputs import input_files
 from megatron.preprocessing.readers import check_inputs, read_chunks
+from megatron.runtime.durable import replace_file
 
 log = get_logger(__name__)
 
@@ -41,7 +42,7 @@ class TokenizerTrainingSettings:
     """What to learn from, and what to make.
 
     Attributes:
-        inputs: files with one JSON object a line, plain or zstandard.
+        inputs: files with one JSON object a line, plain or compressed, or prose.
         output: the `tokenizer.json` to write; its folder is made.
         vocab_size: entries of the vocabulary; the end-of-document token has id 0.
         jsonl_keys: the keys that hold text; all are learnt from.
@@ -154,14 +155,9 @@ def _documents_to_learn_from(settings: TokenizerTrainingSettings) -> dict[str, i
 
 
 def _publish(content: str, path: Path) -> None:
-    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            partial.write_text(content, encoding="utf-8")
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        replace_file(path, content.encode())
     except OSError as error:
         raise DataError(f"{path}: cannot be written: {error.strerror or error}") from error
     log.info("%s: written", path)

@@ -117,7 +117,7 @@ class Unfinished:
         if other is not None and not self._afresh:
             raise DataError(
                 f"{self._folder}: holds work of a run with --partitions {other}, this one has "
-                f"{self._count}: give that number to go on from it, or --overwrite to start afresh"
+                f"{self._count}: give that number to go on from it, or --afresh to begin again"
             )
         if self._alone and (self._afresh or not self._resumable):
             self._remove_files()

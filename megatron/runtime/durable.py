@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,17 +61,25 @@ def temporary_name(path: Path) -> Path:
 def replace_file(path: Path, content: bytes, *, flush: bool = True) -> None:
     """Give ``path`` new content at once: a reader sees the old file or the new one, whole.
 
-    Processes may do so at the same time; the last one's content stays. Without ``flush`` it may be cut
-    after a crash of the machine: for what can be found out again.
+    Processes may do so at the same time, of any hosts; the last one's content stays. Without ``flush`` it
+    may be cut after a crash of the machine: for what can be found out again.
+
+    Raises:
+        OSError: it cannot be written; the old content stays.
     """
-    temporary = temporary_name(path.with_name(f"{path.name}-{os.getpid()}"))
-    if not flush:
-        temporary.write_bytes(content)
+    # No process number: those of two containers are often the same.
+    temporary = temporary_name(path.with_name(f"{path.name}-{secrets.token_hex(8)}"))
+    try:
+        if flush:
+            write_file(temporary, content)
+        else:
+            temporary.write_bytes(content)
         os.replace(temporary, path)
-        return
-    write_file(temporary, content)
-    os.replace(temporary, path)
-    sync_folder(path.parent)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    if flush:
+        sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
-from megatron.errors import BarrierError, NeoXError
+from megatron.errors import BarrierError, NeoXError, words_of
 from megatron.logging import get_logger
 from megatron.runtime.durable import new_file, sync_folder
 from megatron.runtime.heartbeat import Heartbeat
@@ -123,7 +123,7 @@ def build_or_wait(task: Task[T], world: World, *, use_shared_fs: bool, timeout_s
             private = PrivateFolder(task.root, run)
     except Exception as error:
         shown = _with_advice(error, task)
-        _hear(world, use_shared_fs, _Word[T](run, failure=_words_of(shown)))
+        _hear(world, use_shared_fs, _Word[T](run, failure=words_of(shown)))
         if shown is error:
             raise
         raise shown from error
@@ -170,13 +170,6 @@ def _value_of(word: _Word[T]) -> T:
     return word.value
 
 
-def _words_of(error: BaseException) -> str:
-    if isinstance(error, NeoXError):
-        return str(error)
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
 def _with_advice(error: Exception, task: Task[T]) -> Exception:
     """An :class:`OSError` (no permission, read-only, no space) as words for the user."""
     if not isinstance(error, OSError):
@@ -218,7 +211,7 @@ class PrivateFolder:
                 if entry.is_dir():  # half-built, and perhaps what filled the disk
                     shutil.rmtree(entry, ignore_errors=True)
             with new_file(self.path / _FAILURE) as file:
-                file.write(_words_of(error).encode())
+                file.write(words_of(error).encode())
             self.path.rename(self.root / (FAILED_PREFIX + self.run))
 
     def publish(self, name: str, is_whole: Callable[[Path], bool]) -> bool:
@@ -327,7 +320,7 @@ def open_alike(world: World, open_here: Callable[[], tuple[T, str]], what: str) 
     try:
         opened, digest = open_here()
     except (NeoXError, OSError) as error:
-        failure = _words_of(error)
+        failure = words_of(error)
     reports = world.all_gather((world.hostname, digest, failure))
     for rank, (host, _, words) in enumerate(reports):
         if words is not None:

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, NoReturn, TypeVar
 
 from tqdm import tqdm
 
-from megatron.errors import BarrierError, NeoXError
+from megatron.errors import BarrierError, NeoXError, words_of
 from megatron.logging import get_logger
 from megatron.runtime.world import World
 
@@ -161,7 +161,7 @@ def _look(
     failure = None
     if future.done():
         error = future.exception()
-        failure = None if error is None else _words_of(error)
+        failure = None if error is None else words_of(error)
     elif progress.idle_s() > stall_s:
         failure = (
             f"{what}: not a byte more for {progress.idle_s():.0f} s, after {progress.done:,} of "
@@ -176,10 +176,6 @@ def _raise_own(future: Future[T]) -> None:
     error = future.exception() if future.done() else None
     if error is not None and not isinstance(error, NeoXError | OSError):
         raise error
-
-
-def _words_of(error: BaseException) -> str:
-    return str(error) if isinstance(error, NeoXError) else f"{type(error).__name__}: {error}"
 
 
 class _Display:

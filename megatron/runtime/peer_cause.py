@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from dataclasses import dataclass
 
-from megatron.errors import NeoXError
+from megatron.errors import words_of
 from megatron.runtime.peer_link import SILENCE_S
 
 # Characters of an error that go to the others.
@@ -34,10 +34,7 @@ class Cause:
 
 def raised(rank: int, host: str, error: BaseException) -> Cause:
     """The rank left its work with ``error``."""
-    words = str(error).strip()
-    if not isinstance(error, NeoXError):
-        words = f"{type(error).__name__}: {words.splitlines()[0] if words else 'no words'}"
-    return Cause(rank, host, words[:_MAX_WORDS], said=True)
+    return Cause(rank, host, words_of(error)[:_MAX_WORDS], said=True)
 
 
 def broken(rank: int, host: str, error: OSError | None) -> Cause:

@@ -1,4 +1,4 @@
-"""One TCP connection between two ranks: lines of JSON, and a kernel that notices a silent other end.
+"""One TCP connection between two processes: lines of JSON, and a kernel that notices a silent other end.
 
 The kernel answers and asks for a process that is busy, stopped in a debugger or waiting in a
 collective; a beat from a Python thread would stop wherever the interpreter's lock is held. So a
@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 # Seconds after which a host that does not answer is lost.
 SILENCE_S = 30
-# Bytes: longer lines come from a stranger.
+# Bytes: by default, longer lines come from a stranger.
 MAX_LINE = 32_768
 
 Message: TypeAlias = dict[str, Any]
@@ -29,7 +29,8 @@ class Link:
         host: name of its host.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, max_line: int = MAX_LINE) -> None:
+        self._max_line = max_line
         self.socket = connection
         self.rank: int | None = None
         self.host = "an unknown host"
@@ -55,7 +56,7 @@ class Link:
         if not data:
             return None
         *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > MAX_LINE:
+        if len(self._rest) > self._max_line:
             raise ValueError("a line without an end")
         messages = [json.loads(line) for line in lines]
         if not all(isinstance(message, dict) for message in messages):

@@ -8,14 +8,22 @@ from dataclasses import replace
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
 from megatron import logging as neox_logging
 from megatron.errors import LaunchError
+from megatron.ranks import adopt_rank_variables
 from megatron.runtime.device import chosen_backend, local_device
+from megatron.runtime.interface import choose_interface
+from megatron.runtime.meeting_store import open_store
 from megatron.runtime.parent import end_with_launcher
-from megatron.runtime.ports import free_port
+from megatron.runtime.peer_link import is_loopback
+from megatron.runtime.roll_call import call_roll, placed_by_host
 from megatron.runtime.stock_deepspeed import deepspeed
 from megatron.runtime.world import COLLECTIVE_TIMEOUT_S, World
+
+# Seconds that a rank waits at the start for those that have not come yet.
+MEETING_PATIENCE_S = 300.0
 
 
 def start_process(
@@ -26,9 +34,9 @@ def start_process(
 ) -> World:
     """Join the run that the launcher's variables describe and return this process's place in it.
 
-    Without such variables this is a run of one process, on a port that is free. Initialises the
-    default process group (DeepSpeed needs one even for one process), a gloo group for start-up
-    talk, and the logger.
+    Without such variables this is a run of one process, which opens no port. Waits until all ranks have
+    come, initialises the default process group (DeepSpeed needs one even for one process), a gloo
+    group for start-up talk, and the logger.
 
     Args:
         backend: ``nccl`` or ``gloo``; None chooses by device.
@@ -42,36 +50,24 @@ def start_process(
             other, or have read different configurations.
     """
     end_with_launcher()
+    adopt_rank_variables()
     world = World.from_env()
     neox_logging.configure(world.rank)
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    if "MASTER_PORT" not in os.environ:
-        if world.size > 1:
-            raise LaunchError(
-                f"environment: WORLD_SIZE={world.size} but MASTER_PORT is not set: start the ranks "
-                "with ./deepy.py, torchrun or deepspeed, or set MASTER_ADDR and MASTER_PORT"
-            )
-        os.environ["MASTER_PORT"] = str(free_port("127.0.0.1"))
-    for name, number in (("RANK", world.rank), ("WORLD_SIZE", world.size)):
-        os.environ.setdefault(name, str(number))
-    os.environ.setdefault("LOCAL_RANK", str(world.local_rank))
-    local_device(world.local_rank)
+    if world.is_placed:  # a mistake shows before others wait for this rank
+        local_device(world.local_rank)
     backend = chosen_backend(backend)
-    patient = timedelta(seconds=collective_timeout_s)
-    usual = patient if backend == "gloo" else timedelta(seconds=COLLECTIVE_TIMEOUT_S)
+    world, store = _meet(world)
+    local_device(world.local_rank)
+    place = {"RANK": world.rank, "WORLD_SIZE": world.size, "LOCAL_RANK": world.local_rank}
+    os.environ.update({name: str(number) for name, number in place.items()})
+    usual_s = collective_timeout_s if backend == "gloo" else COLLECTIVE_TIMEOUT_S
     try:
-        deepspeed.init_distributed(
-            dist_backend=backend,
-            auto_mpi_discovery=False,
-            verbose=False,
-            timeout=usual,
-        )
+        group = _make_groups(world, store, backend, usual_s, collective_timeout_s)
     except (dist.DistError, RuntimeError, OSError) as error:
-        raise LaunchError(_rendezvous_text(error)) from error
-    group = (
-        dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo", timeout=patient)
-    )
-    world = replace(world, cpu_group=group, collective_timeout_s=usual.total_seconds())
+        raise LaunchError(_connection_text(world, error)) from error
+    # It finds the process group, and makes its own objects around it.
+    deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
+    world = replace(world, cpu_group=group, collective_timeout_s=usual_s)
     check_same_configuration(world, config_hash)
     return replace(world, run_id=world.broadcast(uuid.uuid4().hex[:12]))
 
@@ -98,12 +94,60 @@ def check_same_configuration(world: World, config_hash: str | None) -> None:
         )
 
 
-def _rendezvous_text(error: Exception) -> str:
-    address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    first_line = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-    advice = (
-        "the port is taken by another program: set master_port to a free one, or leave it out"
-        if "in use" in str(error) or "EADDRINUSE" in str(error)
-        else "check MASTER_ADDR, MASTER_PORT and the firewall between the hosts"
+def _meet(world: World) -> tuple[World, Store]:
+    """Wait until all ranks are there; this process's place, and the store through which they connect."""
+    if world.size == 1:
+        return world, HashStore()
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    if not os.environ.get("MASTER_PORT", "").isdigit():
+        found = os.environ.get("MASTER_PORT")
+        raise LaunchError(
+            f"environment: WORLD_SIZE={world.size} but MASTER_PORT is "
+            f"{'not set' if found is None else repr(found)}: start the ranks with ./deepy.py, torchrun or "
+            "deepspeed, or set MASTER_ADDR and MASTER_PORT"
+        )
+    meeting = open_store(world, MEETING_PATIENCE_S)
+    attendance = call_roll(world, meeting, MEETING_PATIENCE_S)
+    if world.is_placed:
+        world = replace(world, num_nodes=attendance.num_nodes)
+    else:
+        world = placed_by_host(world, meeting.store)
+    if world.num_nodes > 1:
+        own = meeting.own_address
+        stays = own is None or is_loopback(own)  # on the host that has the store
+        choose_interface(attendance.first_address if stays else own)
+    return world, meeting.store
+
+
+def _make_groups(
+    world: World, store: Store, backend: str, usual_s: float, patient_s: float
+) -> dist.ProcessGroup:
+    """Make the default group, whose collectives wait ``usual_s`` seconds, and return gloo's.
+
+    Gloo connects each rank with each other at once, and has as long for it as a collective: a closed port
+    would show after half an hour. So the groups are made with less patience than they then get.
+    """
+    connecting = timedelta(seconds=min(MEETING_PATIENCE_S, patient_s))
+    is_gloo = backend == "gloo"
+    dist.init_process_group(
+        backend,
+        store=store,
+        rank=world.rank,
+        world_size=world.size,
+        timeout=connecting if is_gloo else timedelta(seconds=usual_s),
     )
-    return f"the ranks could not meet at {address}\n  found: {first_line}\n  to do: {advice}"
+    group = dist.group.WORLD if is_gloo else dist.new_group(backend="gloo", timeout=connecting)
+    assert group is not None
+    # There is no public name for it.
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=patient_s), group)
+    return group
+
+
+def _connection_text(world: World, error: Exception) -> str:
+    first_line = next(iter(str(error).strip().splitlines()), repr(error))
+    return (
+        f"rank {world.rank} on {world.hostname}: all ranks have come, but cannot connect with each other\n"
+        f"  found: {first_line}\n"
+        "  to do: open the ports that systems choose (32768 and above) between the hosts, or set "
+        "GLOO_SOCKET_IFNAME to the interface that leads to them; ./deepy.py doctor tries the ways"
+    )

@@ -1,4 +1,4 @@
-"""A polite stop: the first SIGTERM or SIGINT asks, the second one ends.
+"""A polite stop: the first SIGTERM, SIGINT or SIGUSR1 asks; a SIGINT after it ends.
 
 Schedulers send SIGTERM before they kill, people press Ctrl-C. The training loop looks at
 :attr:`StopRequest.signal_name` once a step, agrees on it with all ranks, saves and ends.
@@ -25,11 +25,16 @@ def handled(
             signal.signal(number, before)
 
 
+def exit_status(returncode: int) -> int:
+    """The exit status for a process that ended with ``returncode``: 128 + number where a signal ended it."""
+    return returncode if returncode >= 0 else 128 - returncode
+
+
 class StopRequest:
     """Within ``with StopRequest() as stop:`` remembers which stop signal came.
 
-    The earlier handlers come back at the second signal (which then has its usual effect at the next
-    one) and at the end of the block.
+    The earlier handlers come back at a SIGINT that is not the first signal, which is raised as
+    KeyboardInterrupt, and at the end of the block.
     """
 
     SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)

@@ -20,6 +20,8 @@ from megatron.ranks import rank_variables
 
 T = TypeVar("T")
 
+_PLACE_VARIABLES = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE")
+
 # In a collective nobody is ever this late unless something is wrong: a rank that dies is noticed at
 # once, this is for one that hangs.
 COLLECTIVE_TIMEOUT_S = 1800.0
@@ -37,6 +39,7 @@ class World:
         node_rank: number of this node.
         num_nodes: number of nodes.
         hostname: name of this host.
+        is_placed: its number within its node is known; else all ranks are taken for one node's.
         run_id: the same short text on all ranks of this run, and another one in any other run.
         cpu_group: gloo group of all ranks; None in a run of one process.
         collective_timeout_s: seconds that a rank waits for the others in the model's collectives.
@@ -49,6 +52,7 @@ class World:
     node_rank: int = 0
     num_nodes: int = 1
     hostname: str = field(default_factory=socket.gethostname)
+    is_placed: bool = True
     run_id: str = "local"
     cpu_group: dist.ProcessGroup | None = field(default=None, compare=False, repr=False)
     collective_timeout_s: float = COLLECTIVE_TIMEOUT_S
@@ -130,4 +134,5 @@ class World:
             local_size=local_size,
             node_rank=node_rank,
             num_nodes=-(-size // local_size),
+            is_placed=size == 1 or any(map(env.get, _PLACE_VARIABLES)),
         )

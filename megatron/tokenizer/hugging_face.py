@@ -27,8 +27,8 @@ from megatron.tokenizer.byte_level import FastBytePairs, NotFast, OtherIds, fast
 from megatron.tokenizer.long_texts import groups, may_be_cut, pieces
 from megatron.tokenizer.vocab_files import fingerprint, parse_json_object, read_bytes
 
-# In this order the first that the vocabulary holds ends a document; GPT-NeoX knows the first only.
 _TIKTOKEN = "tiktoken's engine"
+# In this order the first that the vocabulary holds ends a document; GPT-NeoX knows the first only.
 _EOD_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 _PAD_TOKENS = ("<|padding|>", "<pad>", "[PAD]")
 
@@ -169,20 +169,12 @@ def gpt2_bpe_tokenizer(vocab_file: Path, merge_file: Path) -> HuggingFaceTokeniz
     return _gpt2("GPT2BPETokenizer", vocab_file, merge_file, special_tokens=())
 
 
-def hf_gpt2_tokenizer(vocab_file: Path, merge_file: Path | None = None) -> HuggingFaceTokenizer:
-    """``HFGPT2Tokenizer``: GPT-2's files, read the way of `transformers`.
-
-    Args:
-        vocab_file: the `vocab.json`, or the folder that holds it.
-        merge_file: the `merges.txt`; by default the one beside the vocabulary.
+def hf_gpt2_tokenizer(vocab_file: Path, merge_file: Path) -> HuggingFaceTokenizer:
+    """``HFGPT2Tokenizer``: GPT-2's `vocab.json` and `merges.txt`, read the way of `transformers`.
 
     Raises:
         TokenizerError: a file cannot be read or is not what it should be.
     """
-    if vocab_file.is_dir():
-        vocab_file = vocab_file / "vocab.json"
-    if merge_file is None:
-        merge_file = vocab_file.parent / "merges.txt"
     special_tokens = ("<|endoftext|>", "<|padding|>")
     return _gpt2("HFGPT2Tokenizer", vocab_file, merge_file, special_tokens=special_tokens)
 

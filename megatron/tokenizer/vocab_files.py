@@ -10,16 +10,6 @@ from typing import Any
 from megatron.errors import TokenizerError
 
 
-def required(path: str | None, key: str, tokenizer_type: str, what: str) -> Path:
-    """The path that the configuration key ``key`` must name for ``tokenizer_type``."""
-    if not path:
-        raise TokenizerError(
-            f"{tokenizer_type} needs {key}, which is not set: name its {what} "
-            f"(`{key}` in the configuration, `--{key.replace('_', '-')}` on the command line)"
-        )
-    return Path(path)
-
-
 def read_bytes(path: Path, what: str) -> bytes:
     """All of the file.
 

@@ -19,9 +19,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from megatron.data.boundaries import Boundaries
 from megatron.data.datasets import build_datasets
-from megatron.data.loader import StepBatch, build_step_loader
+from megatron.data.loader import StepBatch
 from megatron.data.splits import SampleCounts
 from megatron.logging import get_logger
 from megatron.model import GPT2Model, layout, shapes_of, write_base_shapes
@@ -29,6 +28,7 @@ from megatron.neox_arguments import NeoXArgs
 from megatron.neox_arguments.sections import ModelArgs
 from megatron.runtime.durable import replace_file
 from megatron.runtime.world import World
+from megatron.training.batches import batches_of
 from megatron.training.pipeline_step import step_of
 from megatron.training.setup import (
     Parts,
@@ -167,7 +167,7 @@ def _slope(points: Sequence[tuple[float, float]]) -> float:
 
 def _batches(args: NeoXArgs, parts: Parts) -> list[StepBatch]:
     """This rank's part of the first steps of the run."""
-    batch, place = args.batch_sizes(parts.world.size), parts.groups.place
+    batch = args.batch_sizes(parts.world.size)
     data = build_datasets(
         args.data,
         seq_length=args.model.seq_length,
@@ -179,17 +179,7 @@ def _batches(args: NeoXArgs, parts: Parts) -> list[StepBatch]:
         pad_id=padding_id(args, parts.tokenizer),
     )
     assert data.train is not None
-    loader = build_step_loader(
-        data.train,
-        first_sample=0,
-        num_steps=STEPS,
-        batch=batch,
-        data_rank=place.data,
-        num_workers=0,
-        eod_id=parts.tokenizer.eod if args.data.eod_mask_loss else None,
-        boundaries=Boundaries.of(args.data),
-        sequence_part=(place.context, parts.groups.grid.context),
-    )
+    loader = batches_of(data.train, args, parts, batch, first_sample=0, num_steps=STEPS)
     try:
         return list(loader)
     finally:

@@ -6,12 +6,11 @@ resumed run evaluates on the same ones; ``eval_same_samples`` reads from 0 each 
 
 from __future__ import annotations
 
-from megatron.data.boundaries import Boundaries
 from megatron.data.datasets import DataSplits, Samples
-from megatron.data.loader import build_step_loader
 from megatron.data.samplers import evaluation_first_sample
 from megatron.model import GPT2Model
 from megatron.neox_arguments import BatchSizes, NeoXArgs
+from megatron.training.batches import batches_of
 from megatron.training.evaluate import total_loss
 from megatron.training.setup import Parts
 
@@ -66,21 +65,16 @@ class EvaluationPlan:
 
     def _loss(self, dataset: Samples | None, first_sample: int) -> float:
         assert dataset is not None
-        parts, place = self._parts, self._parts.groups.place
-        loader = build_step_loader(
+        loader = batches_of(
             dataset,
+            self._args,
+            self._parts,
+            self._batch,
             first_sample=first_sample,
             num_steps=self._args.training.eval_iters,
-            batch=self._batch,
-            data_rank=place.data,
-            # Evaluations are short: starting workers would take longer than they save.
-            num_workers=0,
-            eod_id=parts.tokenizer.eod if self._args.data.eod_mask_loss else None,
-            boundaries=Boundaries.of(self._args.data),
-            sequence_part=(place.context, parts.groups.grid.context),
             blank=not self._model.reads_data,
         )
         try:
-            return total_loss(self._model, loader, parts.groups, parts.device).mean
+            return total_loss(self._model, loader, self._parts.groups, self._parts.device).mean
         finally:
             loader.close()

@@ -244,14 +244,12 @@ def check_same_schedule(
     said = choice.override_lr_scheduler or choice.use_checkpoint_lr_scheduler
     if stored is None or stored == ours or said:
         return
-    changed = [name for name in ours if stored.get(name) != ours[name]]
-    lines = "\n".join(f"    {name}: {stored.get(name)} → {ours[name]}" for name in changed)
-    raise CheckpointError(
-        f"{found.path}: its learning-rate schedule differs from the configuration's\n"
-        f"  checkpoint → configuration:\n{lines}\n"
-        "  to do: set override_lr_scheduler: true to follow the configuration from here on, or "
+    raise _refusal(
+        found,
+        "its learning-rate schedule differs from the configuration's",
+        describe_difference(stored, ours),
+        "set override_lr_scheduler: true to follow the configuration from here on, or "
         "use_checkpoint_lr_scheduler: true to keep the checkpoint's",
-        everywhere=True,
     )
 
 

@@ -12,9 +12,8 @@ from megatron.checkpointing import (
     claimed_save_folder,
     save_checkpoint,
 )
-from megatron.data.boundaries import Boundaries
 from megatron.data.datasets import DataSplits, build_datasets
-from megatron.data.loader import StepLoader, build_step_loader
+from megatron.data.loader import StepLoader
 from megatron.data.sources import order_of
 from megatron.data.splits import samples_wanted
 from megatron.logging import get_logger
@@ -22,6 +21,7 @@ from megatron.neox_arguments import BatchSizes, NeoXArgs
 from megatron.optimizers import LRSchedule
 from megatron.runtime.device import pins_memory
 from megatron.runtime.world import World
+from megatron.training.batches import batches_of
 from megatron.training.coordinates import check_coordinates, save_base_shapes
 from megatron.training.evaluation_plan import EvaluationPlan
 from megatron.training.loop import Hooks, Plan, train
@@ -204,17 +204,14 @@ def _train_loader(run: _Run) -> StepLoader:
     """The training batches that are still to come."""
     dataset = run.data.train
     assert dataset is not None, "train_iters is above 0"
-    groups = run.parts.groups
-    return build_step_loader(
+    return batches_of(
         dataset,
+        run.args,
+        run.parts,
+        run.batch,
         first_sample=run.state.consumed_samples,
         num_steps=total_steps(run.args) - run.state.step,
-        batch=run.batch,
-        data_rank=groups.place.data,
         num_workers=run.args.data.num_workers,
-        eod_id=run.parts.tokenizer.eod if run.args.data.eod_mask_loss else None,
-        boundaries=Boundaries.of(run.args.data),
-        sequence_part=(groups.place.context, groups.grid.context),
         blank=not model_of(run.engine).reads_data,
         pin_memory=pins_memory(run.parts.device),
         check_files=run.data.check_files,

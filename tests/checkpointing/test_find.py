@@ -139,6 +139,14 @@ def test_a_checkpoint_folder_itself_is_not_a_root(root: Path) -> None:
     assert f"load: {root} and --iteration 20" in message(root / "global_step20")
 
 
+def test_a_link_to_a_disk_that_is_away_is_no_fresh_start(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "away")
+    text = message(tmp_path / "link")
+    assert f"link to {tmp_path / 'away'}, which is not there" in text
+    (tmp_path / "away").mkdir()
+    assert find_checkpoint(tmp_path / "link") is None
+
+
 def test_a_file_is_not_a_root(root: Path) -> None:
     assert "is a file" in message(root / "latest")
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from megatron.checkpointing import folders
-from tests.checkpointing.folders_on_disk import make_checkpoint
+from megatron.checkpointing import claimed_save_folder, folders
+from megatron.checkpointing.publishing import Place, finish, prepare, publish
+from megatron.runtime.world import World
+from tests.checkpointing.folders_on_disk import make_checkpoint, make_manifest
+from tests.support.mounts import can_mount, use_private_mounts
+from tests.support.ranks import run_ranks
 
 
 def test_names() -> None:
@@ -58,3 +63,55 @@ def test_a_folder_stops_being_a_checkpoint_before_its_files_go(
     )
     folders.remove_folder(folder)
     assert seen == [[".tmp-global_step10"]]
+
+
+def test_of_a_checkpoint_that_is_a_link_the_link_goes(tmp_path: Path) -> None:
+    """Kept on another disk, it is somebody's."""
+    root, archive = tmp_path / "root", tmp_path / "archive"
+    for folder in (root, archive):
+        folder.mkdir()
+    files = sorted(make_checkpoint(archive, 10).rglob("*"))
+    (root / "global_step10").symlink_to(archive / "global_step10")
+    folders.remove_folder(root / "global_step10")
+    assert list(root.iterdir()) == []
+    (root / "global_step10").symlink_to(archive / "global_step10")
+    save_again(root, 10)
+    assert not (root / "global_step10").is_symlink()
+    assert sorted(path.name for path in root.iterdir()) == ["global_step10", "latest"]
+    assert sorted((archive / "global_step10").rglob("*")) == files
+
+
+def save_again(root: Path, step: int) -> None:
+    place, manifest = Place(root, step), make_manifest(step, disks=[{"weights": 3}])
+    prepare(place)
+    (place.unfinished / "weights").write_bytes(b"abc")
+    finish(place, manifest, manifest.disks[0])
+    publish(place)
+
+
+def test_a_lock_that_cannot_be_removed_ends_no_run(tmp_path: Path) -> None:
+    with claimed_save_folder(tmp_path, world=World()):
+        (tmp_path / ".lock").unlink()
+        (tmp_path / ".lock").mkdir()
+    assert (tmp_path / ".lock").is_dir()
+
+
+def save_beside_what_is_in_use(world: World, root: Path) -> list[str]:
+    """Save where an earlier removal was cut short, of a folder that cannot be removed yet."""
+    use_private_mounts()
+    for busy in (".tmp-global_step5/busy", "global_step10/busy"):
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(root / busy)], check=True)
+    save_again(root, 10)
+    return sorted(path.name for path in root.iterdir())
+
+
+@pytest.mark.ranks
+def test_what_cannot_be_removed_stays_and_the_save_goes_on(tmp_path: Path) -> None:
+    reason = can_mount(tmp_path)
+    if reason:
+        pytest.skip(f"no private mounts here: {reason}")
+    (tmp_path / ".tmp-global_step5" / "busy").mkdir(parents=True)
+    (make_checkpoint(tmp_path, 10) / "busy").mkdir()
+    assert run_ranks(1, save_beside_what_is_in_use, tmp_path) == [
+        [".replaced-global_step10", ".tmp-global_step5", "global_step10", "latest"]
+    ]

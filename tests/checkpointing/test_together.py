@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
 from megatron.checkpointing.together import describe, together
 from megatron.errors import CheckpointError, DataError
-from megatron.runtime.durable import new_file, replace_file, sync_folder
 from megatron.runtime.world import World
 
 
@@ -85,30 +81,3 @@ def test_a_fault_passes_and_an_expected_error_does_not() -> None:
         together(World(), lambda: 1 // 0)
     with pytest.raises(CheckpointError, match="ZeroDivisionError: integer"):
         together(World(), lambda: 1 // 0, expected=(ZeroDivisionError,))
-
-
-def test_replacing_a_file_shows_the_old_or_the_new(tmp_path: Path) -> None:
-    path = tmp_path / "latest"
-    replace_file(path, b"old")
-    with mock.patch("os.replace", side_effect=OSError(errno.EIO, "broken")), pytest.raises(OSError):
-        replace_file(path, b"new")
-    assert path.read_bytes() == b"old"
-    replace_file(path, b"new")
-    assert path.read_bytes() == b"new"
-    assert os.listdir(tmp_path) == ["latest"]
-
-
-def test_a_full_disk_error_names_its_file() -> None:
-    with pytest.raises(OSError) as caught, new_file(Path("/dev/full")) as file:
-        file.write(b"x")
-    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, "/dev/full")
-
-
-@pytest.mark.parametrize(("number", "raised"), [(errno.EINVAL, False), (errno.EIO, True)])
-def test_folders_that_cannot_be_flushed(tmp_path: Path, number: int, raised: bool) -> None:
-    with mock.patch("os.fsync", side_effect=OSError(number, "no")):
-        if raised:
-            with pytest.raises(OSError, match="no"):
-                sync_folder(tmp_path)
-        else:
-            sync_folder(tmp_path)

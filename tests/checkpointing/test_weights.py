@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 
 from megatron.checkpointing import CheckpointInfo, load_weights, read_weights
-from megatron.checkpointing.tensor_files import read_safely
+from megatron.checkpointing.tensor_files import read_safely, read_weights_file
 from megatron.errors import CheckpointError
 
 
@@ -146,3 +147,22 @@ def test_another_model_changes_nothing(tmp_path: Path) -> None:
     assert "not in the model: 2.bias\n" in str(caught.value)
     assert "shapes: 0.weight: (3, 5), the model has (3, 2)\n" in str(caught.value)
     assert all(torch.equal(before[name], value) for name, value in target.state_dict().items())
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@pytest.mark.parametrize("zipped", [True, False])
+def test_whatever_byte_is_wrong_it_is_said_or_does_not_matter(tmp_path: Path, zipped: bool) -> None:
+    path = tmp_path / "weights.pt"
+    content = {"module": {"a": torch.ones(2)}, "args": Namespace(number=1)}
+    write(path, content, _use_new_zipfile_serialization=zipped)
+    whole = path.read_bytes()
+    said: list[str] = []
+    for place in range(0, min(len(whole), 700), 3):
+        for value in (0x2E, 0xFF):  # the end of a pickle; of no meaning
+            path.write_bytes(whole[:place] + bytes([value]) + whole[place + 1 :])
+            try:
+                read_weights_file(path)
+            except CheckpointError as error:
+                said.append(str(error))
+    assert len(said) > 100
+    assert all("weights.pt" in text for text in said)

@@ -66,9 +66,9 @@ def test_two_hosts_in_order(cluster: Cluster, folder: Path) -> None:
     assert found["verdict"]["data"] == "ok"
     assert found["status"] == 0
     assert found["seconds"] < 30
-    # Where a disk is slow or cores are few on the machine of the tests, that may be said.
+    # Where the machine of the tests is slow or busy, or has few cores, that may be said.
     doubts = {f["topic"] for f in found["findings"] if f["level"] == "warning"}
-    assert doubts <= {"limits", "disks"}
+    assert doubts <= {"limits", "disks", "network"}
     assert {f["topic"] for f in found["findings"]} >= {"sharing", "ports", "network", "devices"}
     assert found["facts"]["links"][0]["up"] > 0
 

@@ -39,6 +39,26 @@ def test_torchrun(cluster: Cluster, one_host: Path) -> None:
 
 
 @pytest.mark.cluster
+def test_hosts_that_take_their_own_names_for_themselves(cluster: Cluster, one_host: Path) -> None:
+    """As Debian's installer leaves /etc/hosts: the ranks talk through the interface at which they met."""
+    folder = folder_for_run(cluster, "named")
+    for number, host in cluster.hosts.items():
+        lines = [f"127.0.1.1 {host.name}"]
+        lines += [
+            f"{each.address} {each.name}" for each in cluster.hosts.values() if each is not host
+        ]
+        (folder / f"hosts-{number}").write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
+        cluster.mount(number, "--bind", folder / f"hosts-{number}", "/etc/hosts")
+    try:
+        succeed(torchrun(cluster, *CONFIG, cwd=folder))
+    finally:
+        for number in cluster.hosts:
+            cluster.unmount(number, "/etc/hosts")
+    is_as_on_one_host(folder, one_host)
+    assert cluster.left_after(10) == {}
+
+
+@pytest.mark.cluster
 @pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
 def test_launchers_of_mpi(cluster: Cluster, one_host: Path, launcher: str) -> None:
     folder = folder_for_run(cluster, launcher)

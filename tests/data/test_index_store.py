@@ -16,12 +16,16 @@ import pytest
 from token_files import data_args, letters, write_documents
 
 from megatron.data import index_store
-from megatron.data.datasets import DataSplits, build_datasets
+from megatron.data.datasets import DataSplits, build_datasets, index_task
 from megatron.data.index_maps import ARRAY_NAMES
+from megatron.data.plan import plan_indexes
 from megatron.data.recipes import IndexRecipe
+from megatron.data.sources import store_of
+from megatron.data.split_plan import DataPlan
 from megatron.data.splits import SampleCounts
 from megatron.errors import DataError, NeoXError
 from megatron.runtime import fs_barrier
+from megatron.runtime.fs_barrier import build_or_wait
 from megatron.runtime.world import World
 from tests.support.late_listing import LateListing
 from tests.support.ranks import run_outcomes, run_ranks
@@ -84,6 +88,21 @@ def test_arrays_are_plain_npy_files_and_the_manifest_says_it_all(prefix: Path) -
     assert (recipe["bin_bytes"], recipe["first_document"], recipe["stop_document"]) == (110, 0, 5)
     assert (recipe["epochs"], recipe["seq_length"], recipe["seed"]) == (1, 8, 1234)
     assert (recipe["order"], recipe["packing"]) == ("neox", "packed")
+
+
+def test_data_that_changes_after_the_look_is_not_built_from(prefix: Path) -> None:
+    settings = data_args(prefix)
+    store = store_of(settings)
+
+    def look() -> DataPlan:
+        plan = plan_indexes(settings, store, seq_length=8, seed=1, wanted=SampleCounts(6, 0, 0))
+        write_documents(prefix, [[1], *letters(3), list(range(21))])  # as many, of as many bytes
+        return plan
+
+    task = index_task(settings, store, look)
+    with pytest.raises(DataError, match=r"d\.idx: was changed between"):
+        build_or_wait(task, World(), use_shared_fs=True, timeout_s=10)
+    assert list(store.root.glob("*/manifest.json")) == []
 
 
 def test_mapped_arrays_are_read_only_and_keep_no_descriptor(prefix: Path) -> None:

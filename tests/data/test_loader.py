@@ -353,6 +353,16 @@ def test_a_worker_that_dies_of_a_cut_file_says_so(tmp_path: Path) -> None:
         read_and_cut(data, Path(f"{prefix}.bin"))
 
 
+def test_an_index_that_is_cut_is_noticed(tmp_path: Path) -> None:
+    prefix = write_documents(tmp_path / "d", letters(60))
+    data = build_datasets(
+        data_args(prefix), seq_length=8, seed=1, wanted=SampleCounts(6, 0, 0), world=World()
+    )
+    os.truncate(f"{prefix}.idx", 700)
+    with pytest.raises(DataError, match=r"d\.idx: has 700 bytes now, 1,242 when it was opened"):
+        data.check_files()
+
+
 def test_a_file_that_is_replaced_does_no_harm(tmp_path: Path) -> None:
     prefix = write_documents(tmp_path / "d", letters(60))
     data = build_datasets(

@@ -65,13 +65,19 @@ def test_a_copy_is_made_once_and_is_the_same(prefix: Path, root: Path) -> None:
     assert [p.stat().st_ctime_ns for p in Path(prefixes[0]).parent.glob("tokens.*")] == times
 
 
-@pytest.mark.parametrize("change", ["content", "touch", "path"])
+@pytest.mark.parametrize("change", ["content", "touch", "repair", "path"])
 def test_what_changes_is_copied_anew(prefix: Path, root: Path, change: str) -> None:
     have(root, prefix)
     if change == "content":
         write_documents(prefix, letters(8))
     elif change == "touch":
         os.utime(f"{prefix}.bin", ns=(1, 1))
+    elif change == "repair":  # as rsync does: other bytes, the same size and time
+        data = Path(f"{prefix}.bin")
+        before, content = data.stat(), bytearray(data.read_bytes())
+        content[0] ^= 1
+        data.write_bytes(content)
+        os.utime(data, ns=(before.st_atime_ns, before.st_mtime_ns))
     else:
         other = prefix.parent.parent / "moved"
         prefix.parent.rename(other)
@@ -148,6 +154,16 @@ def test_what_is_unused_for_longest_goes_first(tmp_path: Path, root: Path) -> No
     have(root, first, limit=limit)  # used now
     (key_3,) = have(root, third, limit=limit)[0]
     assert copies(root) == {key_1, key_3}
+
+
+def test_what_is_no_copy_is_left_alone(tmp_path: Path, root: Path) -> None:
+    first, second = several(tmp_path, 2)
+    (root / "results").mkdir(parents=True)
+    (root / "results" / "numbers").write_bytes(b"x" * 2 * COPY)
+    for prefix in (first, second):
+        have(root, prefix, limit=COPY + 400)
+    assert copies(root) == {"results", Source.of(str(second)).key}
+    assert (root / "results" / "numbers").stat().st_size == 2 * COPY
 
 
 def test_what_a_living_job_uses_stays(tmp_path: Path, root: Path) -> None:

@@ -23,6 +23,7 @@ from megatron.data.splits import SampleCounts
 from megatron.errors import DataError, NeoXError
 from megatron.runtime.world import World
 from tests.data.token_files import data_args, letters, write_documents
+from tests.support.mounts import can_mount, use_private_mounts
 from tests.support.ranks import run_outcomes, run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,7 +52,7 @@ def test_tokens_outlive_their_file_and_leave_nothing_open(tmp_path: Path) -> Non
 
 def test_nobody_can_change_it() -> None:
     memory = MemoryFile.make(4, lambda descriptor: os.pwrite(descriptor, b"abcd", 0) and None)
-    owner, descriptor, inode, size = memory.__reduce__()[1]
+    owner, descriptor, inode, size = memory.place
     with pytest.raises(PermissionError):
         os.pwrite(descriptor, b"x", 0)
     with pytest.raises(ValueError, match="read-only"):
@@ -81,7 +82,7 @@ def _on_two_nodes(world: World, prefix: str) -> tuple[int, bool, list[int]]:
     world = replace(world, node_rank=world.rank // 2, local_rank=world.rank % 2, num_nodes=2)
     data = hold_in_memory([make_dataset(prefix)], world)[0]
     world.barrier()
-    owner = data.__reduce__()[1][1].memory.__reduce__()[1][0]
+    owner = data.__reduce__()[1][1].memory.place[0]
     tokens = data[3].tolist()
     world.barrier()
     return owner, owner == os.getpid(), tokens
@@ -94,6 +95,30 @@ def test_each_node_holds_one_copy(tmp_path: Path) -> None:
     assert own == (True, False, True, False)
     assert owners[0] == owners[1] != owners[2] == owners[3]
     assert list(tokens) == [letters(5)[3]] * 4
+
+
+def _on_a_node_alone(world: World, prefix: str, empty: str) -> list[int]:
+    """A node of one process, which cannot find the other node's, as on another machine."""
+    pids = world.all_gather(os.getpid())
+    use_private_mounts()
+    subprocess.run(["mount", "--bind", empty, f"/proc/{pids[1 - world.rank]}"], check=True)
+    world.barrier()
+    data = hold_in_memory([make_dataset(prefix)], world)[0]
+    world.barrier()
+    return [int(token) for token in data[3]]
+
+
+@pytest.mark.ranks
+def test_nodes_need_not_see_each_others_processes(tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    reason = can_mount(empty)
+    if reason:
+        pytest.skip(f"no private mounts here: {reason}")
+    prefix = write_documents(tmp_path / "a", letters(5))
+    alone = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    found = run_ranks(2, _on_a_node_alone, str(prefix), str(empty), env_of_rank=lambda _: alone)
+    assert found == [letters(5)[3]] * 2
 
 
 def _short_on_one(world: World, prefix: str) -> None:
@@ -145,7 +170,7 @@ def test_the_memory_is_free_once_its_owner_is_killed() -> None:
     code = (
         "import time; from megatron.data.memory_file import MemoryFile\n"
         f"memory = MemoryFile.make({size}, lambda descriptor: None)\n"
-        "print(*memory.__reduce__()[1], flush=True); time.sleep(60)"
+        "print(*memory.place, flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT) as owner:
         assert owner.stdout is not None

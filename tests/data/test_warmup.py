@@ -46,6 +46,11 @@ def test_a_file_that_shrinks_is_said(files: list[str]) -> None:
         read_files([Reading(files[0], 1001, lambda first, piece: None)], lambda nbytes: None)
 
 
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError, match=str(tmp_path)):
+        read_files([Reading(str(tmp_path), 1, lambda first, piece: None)], lambda nbytes: None)
+
+
 def test_the_first_process_reads(files: list[str]) -> None:
     assert warm_up(files, World()) == 1300
 

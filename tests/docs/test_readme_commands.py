@@ -29,7 +29,12 @@ from tests.support.doors import environment
 from tests.support.ranks import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "CONTRIBUTING.md", "configs/README.md", "tools/quickstart/README.md")
+# Each goes on from what the commands of those before it have left.
+JOURNEY = (
+    "README.md",
+    *(f"docs/{name}.md" for name in ("running", "hugging_face", "data", "parallelism")),
+)
+PAGES = (*JOURNEY, "CONTRIBUTING.md", "configs/README.md", "tools/quickstart/README.md")
 # Of which only the links are followed here.
 OTHER_PAGES = ("docs/architecture.md", "docs/cluster.md", "SECURITY.md", "CHANGELOG.md")
 COMMANDS = [command for page in PAGES for command in commands_of(page, ROOT)]
@@ -41,7 +46,6 @@ NOT_RUN = {
     "python3 -m venv": "makes an environment; make does the same",
     ".venv/bin/pip install": "downloads packages",
     "zstd ": "may not be installed; the test makes a smaller file of this kind with zstandard",
-    "torchrun --nnodes 2": "needs two hosts",
     "python -m pytest": "runs tests, of which this is one",
     "python -m coverage": "runs tests, of which this is one",
     "pip install": "downloads packages",
@@ -228,19 +232,19 @@ def run_after(before: Future[Done], command: Command, folder: Path) -> Done:
 def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Command, Future[Done]]]:
     """How each command ended, or will.
 
-    Two lanes keep two cores busy: the commands of README.md, one after the other; and beside them
-    those of the other pages, then those of README.md for which nothing waits.
+    Two lanes keep two cores busy: the commands of the journey, one after the other; and beside them
+    those of the other pages, then those of the journey for which nothing waits.
     """
     results: dict[Command, Future[Done]] = {}
     with ThreadPoolExecutor(1) as main_lane, ThreadPoolExecutor(1) as side_lane:
-        for page in sorted(PAGES, key=lambda page: page == "README.md"):
+        others = [[page] for page in PAGES if page not in JOURNEY]
+        for pages, lane in (*((pages, side_lane) for pages in others), (JOURNEY, main_lane)):
             folder = tmp_path_factory.mktemp("tree")
             copy_of_the_tree(folder)
             put_text_into(folder)
-            lane = main_lane if page == "README.md" else side_lane
             before: Future[Done] | None = None
             for command in COMMANDS:
-                if command.page != page or entry_of(command, NOT_RUN) is not None:
+                if command.page not in pages or entry_of(command, NOT_RUN) is not None:
                     continue
                 if before is not None and change_of(command).aside:
                     results[command] = side_lane.submit(run_after, before, command, folder)
@@ -275,7 +279,7 @@ def test_links_lead_somewhere(page: str) -> None:
 
 
 def test_keys_of_the_tables_exist() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/data.md").read_text(encoding="utf-8")
     section = text.split("## Data on several nodes")[1].split("\n## ")[0]
     keys = re.findall(r"^\| `(\w+)` \|", section, flags=re.MULTILINE)
     assert len(keys) > 5

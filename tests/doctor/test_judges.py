@@ -7,7 +7,9 @@ from typing import Any
 
 from megatron.doctor import data_files, devices, folders, hosts, limits, network, reading, versions
 from megatron.doctor.finding import Finding, names
+from megatron.neox_arguments import NeoXArgs
 from tests.doctor.findings import GIB, MIB, NEEDS, bad, only
+from tests.support.small_config import small
 
 EXT4: Any = {"kind": "ext4", "source": "/dev/sda", "mounted_at": "/"}
 
@@ -27,9 +29,11 @@ def test_hosts_and_their_names() -> None:
     twice = {"a (node 0)": host("a"), "a (node 1)": host("a")}
     assert "several hosts are called a" in only(hosts.judge(twice), "warning").text
     lost = {"a": host("a"), "b": host("b", resolves_to="127.0.1.1")}
-    finding = only(hosts.judge(lost), "warning")
-    assert finding.text.startswith("b: its own name means 127.0.1.1")
-    assert "GLOO_SOCKET_IFNAME" in finding.to_do
+    assert bad(hosts.judge(lost)) == []
+    texts = [finding.text for finding in hosts.judge(lost)]
+    assert any(
+        text.startswith("b: its own name means 127.0.1.1, itself only; a run") for text in texts
+    )
     named = host("b", resolves_to="127.0.1.1", chosen={"GLOO_SOCKET_IFNAME": "eth0"})
     assert bad(hosts.judge({"a": host("a"), "b": named})) == []
     wrong = host("b", chosen={"NCCL_SOCKET_IFNAME": "ib"})
@@ -147,16 +151,20 @@ def folder(key: str = "save", **changes: Any) -> Any:
 
 
 def test_folders() -> None:
-    def judged(one: Any, other: Any, one_builder: bool = True) -> list[Finding]:
-        return list(folders.judge({"a": one, "b": other}, NEEDS, one_builder=one_builder))
+    def judged(one: Any, other: Any, shared: bool = True) -> list[Finding]:
+        key = one[0]["key"]
+        ours = {key: folders.RunFolder("/ck", shared if key != "log_dir" else None)}
+        return list(folders.judge({"a": one, "b": other}, NEEDS, ours))
 
     assert bad(judged(folder(), folder())) == []
     closed = only(judged(folder(), folder(problem="Read-only file system")), "error")
     assert closed.text == "b: save /ck: cannot be written: Read-only file system"
     # Each host's own disk holds its part of a checkpoint.
-    full = only(judged(folder(), folder(free=6 * GIB)), "warning")
+    full = only(judged(folder(), folder(free=6 * GIB), False), "warning")
     assert full.text == "b: save /ck: 6.00 GiB free, a checkpoint takes about 5.00 GiB"
-    only(judged(folder(), folder(free=4 * GIB)), "error")
+    only(judged(folder(), folder(free=4 * GIB), False), "error")
+    # One folder holds all of it.
+    only(judged(folder(free=6 * GIB), folder(free=6 * GIB)), "error")
     store = folder("index store", problem="Permission denied")
     assert bad(judged(folder("index store"), store)) == []  # the first host builds
     assert "index_cache_dir" in only(judged(folder("index store"), store, False), "warning").to_do
@@ -166,12 +174,14 @@ def test_folders() -> None:
 def test_one_folder_or_several() -> None:
     nodes = {"a": 0, "b": 1}
 
-    def judged(seen_by_b: dict[str, float], use_shared_fs: bool) -> list[Finding]:
+    def judged(
+        seen_by_b: dict[str, float], shared: bool, key: str = folders.INDEX_STORE
+    ) -> list[Finding]:
         facts: Any = {
             "a": {"writes": True, "seen": {"1": 0.1} if seen_by_b else {}},
             "b": {"writes": True, "seen": seen_by_b},
         }
-        return list(folders.judge_sharing("save", "/ck", facts, nodes, use_shared_fs=use_shared_fs))
+        return list(folders.judge_sharing(key, folders.RunFolder("/ck", shared), facts, nodes))
 
     assert bad(judged({"0": 0.2}, True)) == []
     assert "7.00 s" in only(judged({"0": 7.0}, True), "warning").text
@@ -179,6 +189,24 @@ def test_one_folder_or_several() -> None:
     assert "use_shared_fs: false" in private.to_do
     assert bad(judged({}, False)) == []
     assert "would build the index once" in judged({"0": 0.2}, False)[0].text
+    # Checkpoints go by a key of their own.
+    assert "use_node_local_storage: true" in only(judged({}, True, "save"), "error").to_do
+    assert bad(judged({"0": 0.2}, True, "save")) == []
+    assert bad(judged({}, False, "save")) == []
+    common = only(judged({"0": 0.2}, False, "save"), "error")
+    assert "/ck: one folder for several hosts (a and b saw what others made)" in common.text
+    assert "use_node_local_storage: false" in common.to_do
+
+
+def test_which_folders_of_a_run_are_to_be_one() -> None:
+    def shared(**changes: Any) -> dict[str, bool | None]:
+        args = NeoXArgs.from_dict(small(log_dir="logs", **changes))
+        return {key: folder.shared for key, folder in folders.folders_of(args).items()}
+
+    assert shared(save="ck") == {"log_dir": None, "save": True, "index store": True}
+    local = {"checkpoint": {"use_node_local_storage": True}}
+    assert shared(save="ck", **local) == {"log_dir": None, "save": False, "index store": True}
+    assert shared(save="ck", use_shared_fs=False)["index store"] is False
 
 
 def data(size: int = 20 * MIB, problem: str | None = None, **blocks: str) -> Any:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from megatron.doctor import channel as channel_file
 from megatron.doctor import data_files, folders, links, reading, versions
+from megatron.doctor.channel import Channel, Gone
 from megatron.doctor.diagnosis import Case, diagnose, labels_of
 from megatron.doctor.file_systems import file_system_of
 from megatron.doctor.isolation import failure_of, isolated
@@ -54,11 +57,11 @@ def test_without_time_nothing_is_hashed_and_sizes_are_known(tmp_path: Path) -> N
 
 
 def test_a_folder_is_looked_at_and_left_as_it_was(tmp_path: Path) -> None:
-    (facts,) = folders.look({"save": str(tmp_path / "not" / "yet")})
+    (facts,) = folders.look({"save": folders.RunFolder(str(tmp_path / "not" / "yet"))})
     assert (facts["place"], facts["problem"]) == (str(tmp_path), None)
     assert facts["free"] > 0
     assert list(tmp_path.iterdir()) == []
-    (closed,) = folders.look({"save": "/proc/self"})
+    (closed,) = folders.look({"save": folders.RunFolder("/proc/self")})
     assert closed["problem"] is not None
 
 
@@ -136,14 +139,82 @@ def test_the_hub_goes_on_without_a_host_that_falls_silent() -> None:
     assert hub.exchange("two", "h", 0.2) == {0: "h"}
 
 
+def test_a_host_that_gave_and_then_ended_takes_nobodys_place() -> None:
+    port = free_port()
+
+    def guest(node: int, seconds: float) -> None:
+        meeting = Guest("127.0.0.1", port, node)
+        time.sleep(seconds)
+        if node == 1:
+            meeting._hub.send(step="one", value="g1")
+            meeting._hub.close()
+        else:
+            meeting.exchange("one", f"g{node}", 5.0)
+            meeting.clocks()
+
+    threads = [
+        threading.Thread(target=guest, args=(node, seconds))
+        for node, seconds in ((1, 0.0), (2, 0.2), (3, 0.6))
+    ]
+    for thread in threads:
+        thread.start()
+    hub = Hub(port, 4)
+    assert hub.exchange("one", "h", 10.0) == {0: "h", 1: "g1", 2: "g2", 3: "g3"}
+    assert hub.clocks().keys() == {0, 2, 3}
+    for thread in threads:
+        thread.join()
+
+
+def test_a_host_that_ends_while_clocks_are_asked_is_left_out() -> None:
+    port = free_port()
+
+    def guest() -> None:
+        meeting = Guest("127.0.0.1", port, 1)
+        meeting._hub.receive(5.0)
+        meeting._hub.close()
+
+    thread = threading.Thread(target=guest)
+    thread.start()
+    assert Hub(port, 2).clocks() == {0: 0.0}
+    thread.join()
+
+
+def test_messages_in_pieces_many_at_once_and_none() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        one = socket.create_connection(door.getsockname())
+        channel = Channel(door.accept()[0])
+    one.sendall(b'{"a": 1}\n{"b": 2}\n{"c"')
+    assert [channel.receive(5.0), channel.receive(5.0)] == [{"a": 1}, {"b": 2}]
+    with pytest.raises(Gone, match="did not answer in time"):
+        channel.receive(0.05)
+    one.sendall(b": 3}\n")
+    assert channel.receive(5.0) == {"c": 3}
+    one.sendall(b"GET / HTTP/1.1\n")
+    with pytest.raises(Gone, match="another language"):
+        channel.receive(5.0)
+    one.close()
+    with pytest.raises(Gone):
+        channel.receive(5.0)
+    channel.close()
+
+
+def test_an_end_that_takes_nothing_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_file, "_SEND_S", 1)
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        one = socket.create_connection(door.getsockname())
+        channel = Channel(door.accept()[0])
+    with pytest.raises(Gone, match="does not listen"):
+        channel.send(much="x" * 20_000_000)
+    channel.close()
+    one.close()
+
+
 def test_who_cannot_reach_node_0_says_so() -> None:
     with pytest.raises(LaunchError, match=r"\(node 1\) cannot reach node 0 at 127.0.0.1:\d+: Conn"):
         Guest("127.0.0.1", free_port(), 1, patience=0.5)
 
 
 def test_strangers_at_the_door_are_not_let_in() -> None:
-    import socket
-
     port = free_port()
 
     def stranger() -> None:

@@ -22,14 +22,15 @@ def test_two_probes_meet_and_compare(tmp_path: Path) -> None:
     write_tokens(tmp_path / "data" / "tiny")
     config = tmp_path / "run.yml"
     config.write_text(json.dumps(tiny_config(tmp_path)))
-    command = [sys.executable, "-m", "megatron.doctor.probe", "--json", str(config)]
+    # From a folder that is not the project's.
+    command = [sys.executable, str(ROOT / "deepy.py"), "doctor", "--json", str(config)]
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     common |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     # The second one would read another configuration.
     probes = [
         subprocess.Popen(
             [*command, *more],
-            cwd=ROOT,
+            cwd=tmp_path,
             env={**os.environ, **common, "RANK": str(rank)},
             stdout=subprocess.PIPE,
             text=True,

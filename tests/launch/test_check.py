@@ -162,6 +162,32 @@ def test_a_run_that_could_not_start_for_want_of_files(
             page(**more)
 
 
+@pytest.mark.parametrize("script", ["train.py", "generate.py", "eval.py"])
+def test_a_tokenizer_without_its_files_is_no_start(page: Any, script: str) -> None:
+    none = {"tokenizer_type": "GPT2BPETokenizer", "vocab_file": None}
+    page(**none)  # a configuration may be checked without
+    with pytest.raises(LaunchError) as raised:
+        page(script, "run", **none)
+    assert "GPT2BPETokenizer needs vocab_file, which is not set" in str(raised.value)
+    assert "GPT2BPETokenizer needs merge_file, which is not set" in str(raised.value)
+
+
+def test_half_a_tokenizer_is_none(page: Any) -> None:
+    for half in ({"vocab_file": "tok.json"}, {"vocab_file": None, "merge_file": "tok.json"}):
+        with pytest.raises(LaunchError, match="GPT2BPETokenizer needs"):
+            page(tokenizer_type="GPT2BPETokenizer", **half)
+    with pytest.raises(LaunchError, match=r"merge_file: no such file: .*merges\.txt"):
+        page(tokenizer_type="HFGPT2Tokenizer", vocab_file="tok.json")  # expected beside it
+
+
+def test_what_a_tokenizer_does_not_read_is_not_missed(page: Any) -> None:
+    page("train.py", "run", merge_file="lost.txt")
+    page("train.py", "run", tokenizer_type="CharLevelTokenizer", vocab_file="lost.json")
+    page("train.py", "run", tokenizer_type="TiktokenTokenizer", vocab_file="cl100k_base")
+    with pytest.raises(LaunchError, match=r"vocab_file: no such file: .*cl100k_base\.tiktoken"):
+        page(tokenizer_type="TiktokenTokenizer", vocab_file="lost/cl100k_base.tiktoken")
+
+
 def test_training_without_data_is_no_start(page: Any) -> None:
     page(data_path=None)  # a configuration may be checked without
     with pytest.raises(
@@ -202,6 +228,19 @@ def test_a_start_is_checked_as_a_start(page: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "started").exists()
     with pytest.raises(ConfigError, match="train_micro_batch_size_per_gpu: missing"):
         page("train.py", "run", train_micro_batch_size_per_gpu=...)
+
+
+def test_the_hosts_of_a_start_are_counted_and_secrets_are_not_shown(
+    page: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "hosts").write_text("a slots=2\nb slots=2\n")
+    monkeypatch.setenv("WANDB_API_KEY", "geheim")
+    lines = page("train.py", "run", hostfile="hosts", train_micro_batch_size_per_gpu=1)
+    assert any(line.startswith("layout 4 ranks on 2 nodes = data 4") for line in lines)
+    environment = next(line for line in lines if line.startswith("environment"))
+    assert "WANDB_API_KEY=(not shown)" in environment
+    assert "geheim" not in "\n".join(lines)
 
 
 def test_a_shape_without_a_batch_is_fine(page: Any) -> None:

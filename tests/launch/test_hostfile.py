@@ -18,6 +18,12 @@ def test_names_slots_and_comments(tmp_path: Path) -> None:
     assert read_hostfile(str(path)) == [Host("node1", 8), Host("node2", 4), Host("node3", None)]
 
 
+def test_a_file_from_windows(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_bytes("node1 slots=8\r\nnode2\r\n".encode("utf-8-sig"))
+    assert read_hostfile(str(path)) == [Host("node1", 8), Host("node2", None)]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -25,6 +31,10 @@ def test_names_slots_and_comments(tmp_path: Path) -> None:
         ("node1 slots=0\n", ":1: slots=0: expected a whole number from 1 on"),
         ("node1 slots=many\n", ":1: slots=many: expected a whole number from 1 on"),
         ("\nnode1 8\n", ":2: found 'node1 8', expected a line such as 'node1 slots=8'"),
+        ("node1:8\n", ":1: found 'node1:8', expected a line such as 'node1 slots=8'"),
+        ("n[1-4] slots=8\n", ":1: found 'n[1-4] slots=8', expected a line such as 'node1 slots=8'"),
+        ("n1,n2 slots=8\n", ":1: found 'n1,n2 slots=8', expected a line such as 'node1 slots=8'"),
+        ("node1 slots=²\n", ":1: slots=²: expected a whole number from 1 on"),
         ("# nobody\n", " names no host: expected lines such as 'node1 slots=8'"),
     ],
 )

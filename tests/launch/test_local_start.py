@@ -75,6 +75,16 @@ def is_running(pid: int) -> bool:
         return False
 
 
+# Another host that is this one; whatever slow is asked first takes it a second.
+SSH = """\
+bash -c "${@: -1}"
+status=$?
+host=${@: -2:1}
+if ! [ -e asked-$host ]; then touch asked-$host; [ $host = slow ] && sleep 1; fi
+exit $status
+"""
+
+
 def test_ranks_get_their_place_the_files_and_the_options(folder: Path) -> None:
     script = (
         "import os, socket, sys, megatron.errors\n"
@@ -179,6 +189,67 @@ def test_one_rank_runs_in_place(folder: Path) -> None:
     code, out, _ = finish(process)
     assert code == 7
     assert out == f"False {process.pid}\n"
+
+
+def test_what_a_shell_has_left_is_not_for_one_rank(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As two ranks do not: their agent says who they are and where they meet."""
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"):
+        monkeypatch.setenv(name, "3")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    script = (
+        "import os\n"
+        "from megatron.runtime.world import World\n"
+        "print(World.from_env() == World(), os.environ.get('MASTER_PORT'))\n"
+    )
+    assert finish(start(folder, script, ranks=1))[:2] == (0, "True None\n")
+
+
+def test_a_dry_run_starts_nothing_where_a_scheduler_has_started_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "script.py").write_text("open('started', 'w')\n")
+    command = [sys.executable, str(ROOT / "deepy.py"), "--dry-run", "script.py", "small"]
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**environment(), "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "--dry-run: this process is rank 0 of 2 already" in done.stderr
+    assert not (folder / "started").exists()
+
+
+def test_a_start_that_is_stopped_while_it_asks_hosts_leaves_nothing_there(folder: Path) -> None:
+    """The file for each host has the user's secrets in it."""
+    (folder / "script.py").touch()
+    (folder / "hosts").write_text("quick slots=1\nslow slots=1\n")
+    for program, text in (("pdsh", ""), ("ssh", SSH)):
+        (folder / program).write_text(f"#!/bin/bash\n{text}")
+        (folder / program).chmod(0o755)
+    temporary = folder / "temporary"
+    temporary.mkdir()
+    env = environment()
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "deepy.py"), "--hostfile", "hosts", "script.py", "small"],
+        cwd=folder,
+        env={**env, "PATH": f"{folder}:{env['PATH']}", "TMPDIR": str(temporary)},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    wait_for(folder / "asked-quick")
+    wait_for(folder / "asked-slow")
+    assert {path.name for path in temporary.glob("deepy-*/*")} == {"job.json"}
+    process.send_signal(signal.SIGTERM)
+    code, _, _ = finish(process)
+    assert code == 128 + signal.SIGTERM
+    assert list(temporary.iterdir()) == []
 
 
 def test_a_port_in_use_is_named(folder: Path) -> None:

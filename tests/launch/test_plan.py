@@ -106,6 +106,7 @@ def test_what_follows_two_dashes_is_the_scripts_own() -> None:
         (["train.py", "run", "--own", "--set=num-gpus=1"], "--set num-gpus stands after --own"),
         (["train.py", "run", "--own", "-d", "configs"], "-d stands after --own"),
         (["train.py"], "no configuration"),
+        (["--check", "run", "--nmu_gpus", "2"], "unknown option --nmu_gpus; see"),
     ],
 )
 def test_bad_command_lines(argv: list[str], message: str) -> None:

@@ -34,6 +34,12 @@ PLAN = LaunchPlan(
 )
 
 
+def test_a_file_of_variables_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "variables").write_bytes(b"A=\xff\n")
+    with pytest.raises(LaunchError, match=r"variables: cannot be read: it is no text"):
+        read_env_file(tmp_path / "variables")
+
+
 def test_pdsh() -> None:
     command = pdsh_command(replace(PLAN, launcher="pdsh"))
     assert command[:7] == ["pdsh", "-S", "-f", "2", "-w", "n1,n2", "--more"]

@@ -133,7 +133,7 @@ def test_skips_are_counted_and_dtypes_are_obeyed(tmp_path: Path) -> None:
             dtype=dtype,
         )  # fmt: skip
         report = preprocess(settings)
-        assert (report.bad_lines, report.missing_keys) == (2, 1)
+        assert (report.tally.bad_lines, report.tally.missing_keys) == (2, 1)
         dataset = make_dataset(f"{prefix}_text_document")
         assert (dataset.dtype, len(dataset)) == (np.dtype(dtype), 2)
         assert [dataset[i].tolist() for i in range(2)] == [[97, 98], [99]]

@@ -136,13 +136,13 @@ def test_the_files_are_the_same_wherever_a_run_stopped(
 def test_the_counts_are_those_of_both_runs(interrupts: Interrupts) -> None:
     def counts(report: Report) -> tuple[object, ...]:
         file = report.files[0]
-        return file.documents, file.tokens, file.empty, report.text_bytes
+        return file.documents, file.tokens, file.empty, report.tally.text_bytes
 
     whole = preprocess(settings("whole"))
     interrupts.run(20, settings("a"))
     resumed = preprocess(settings("a"))
     assert counts(resumed) == counts(whole)
-    assert 0 < resumed.resumed < resumed.text_bytes
+    assert 0 < resumed.resumed < resumed.tally.text_bytes
 
 
 def damaged(path: str, at: float) -> None:
@@ -233,10 +233,10 @@ def test_a_changed_input_starts_afresh(
     assert "made with other --input: starting afresh" in caplog.text
 
 
-def test_overwrite_starts_afresh(interrupts: Interrupts) -> None:
+def test_afresh_throws_the_work_away(interrupts: Interrupts) -> None:
     whole = interrupts.rest(settings("a"))
     interrupts.run(20, settings("a"))
-    assert interrupts.rest(settings("a", overwrite=True)) == whole
+    assert interrupts.rest(settings("a", afresh=True)) == whole
 
 
 def test_a_bad_line_at_the_end_costs_no_work(interrupts: Interrupts) -> None:
@@ -417,6 +417,6 @@ def test_afresh_with_another_number_of_parts(interrupts: Interrupts) -> None:
     preprocess(settings("whole"))
     preprocess(settings("a", partitions=2, partition=1))
     for number in range(3):
-        preprocess(settings("a", partitions=3, partition=number, overwrite=True))
+        preprocess(settings("a", partitions=3, partition=number, afresh=True))
     assert interrupts.rest(settings("a", partitions=3)) == 0
     assert content("a") == content("whole")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -13,21 +15,16 @@ import pytest
 from megatron.data.indexed_dataset import make_dataset
 from megatron.errors import DataError
 from megatron.preprocessing import output
-from megatron.preprocessing.encoding import PackedDocuments
-from megatron.preprocessing.output import TokenFileSet
+from megatron.preprocessing.output import new_token_file
 
 U16 = np.dtype("<u2")
 
 
-def packed(*documents: list[int]) -> PackedDocuments:
-    tokens = np.array([token for document in documents for token in document], U16)
-    return PackedDocuments(tokens, np.array([len(d) for d in documents], np.int32), 0)
-
-
 def write(prefix: Path, *documents: list[int]) -> None:
-    with TokenFileSet([str(prefix)], U16) as files:
-        files.add([packed(*documents)])
-        files.publish()
+    with new_token_file(str(prefix), U16) as builder:
+        for document in documents:
+            builder.add_item(document)
+            builder.end_document()
 
 
 def names(folder: Path) -> list[str]:
@@ -36,13 +33,11 @@ def names(folder: Path) -> list[str]:
 
 def test_nothing_has_a_final_name_before_it_is_whole(tmp_path: Path) -> None:
     folder = tmp_path / "made" / "for it"
-    with TokenFileSet([str(folder / "a"), str(folder / "b")], U16) as files:
-        files.add([packed([1, 2], [3]), packed([4])])
+    with new_token_file(str(folder / "a"), U16) as builder:
+        builder.add_documents([1, 2, 3], [2, 1])
         assert all(".partial-" in name for name in names(folder))
-        files.publish()
-        assert names(folder) == ["a.bin", "a.idx", "b.bin", "b.idx"]
+    assert names(folder) == ["a.bin", "a.idx"]
     assert [d.tolist() for d in make_dataset(folder / "a")] == [[1, 2], [3]]
-    assert [d.tolist() for d in make_dataset(folder / "b")] == [[4]]
     assert make_dataset(folder / "a").doc_idx.tolist() == [0, 1, 2]
 
 
@@ -50,9 +45,9 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
     write(tmp_path / "a", [1, 2])
     with (  # noqa: PT012 - the block is what fails
         pytest.raises(ZeroDivisionError),
-        TokenFileSet([str(tmp_path / "a"), str(tmp_path / "b")], U16) as files,
+        new_token_file(str(tmp_path / "a"), U16) as builder,
     ):
-        files.add([packed([7]), packed([8])])
+        builder.add_item([7])
         raise ZeroDivisionError
     assert names(tmp_path) == ["a.bin", "a.idx"]
     assert [d.tolist() for d in make_dataset(tmp_path / "a")] == [[1, 2]]
@@ -86,19 +81,19 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"file/a: cannot be written: (Not a directory|File exists)"
     ):
-        TokenFileSet([str(tmp_path / "file" / "a")], U16)
+        write(tmp_path / "file" / "a", [1])
 
 
 def test_a_full_disk_names_the_file_and_leaves_nothing(tmp_path: Path) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with (  # noqa: PT012 - the block is what fails
-        pytest.raises(DataError, match=r"a\.bin: cannot be written: No space left on device"),
-        TokenFileSet([str(tmp_path / "a")], U16) as files,
-    ):
-        files._files[0].builder.add_documents = full  # type: ignore[method-assign]
-        files.add([packed([1])])
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the write fails instead
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, limit[1]))
+        with pytest.raises(DataError, match=r"/a: cannot be written: File too large"):
+            write(tmp_path / "a", [1] * 1_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, before)
     assert names(tmp_path) == []
 
 

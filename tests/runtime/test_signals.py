@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from megatron.runtime.signals import StopRequest
+from megatron.runtime.signals import StopRequest, exit_status
 
 
 def test_the_first_signal_asks_and_handlers_come_back() -> None:
@@ -15,6 +15,10 @@ def test_the_first_signal_asks_and_handlers_come_back() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.signal_name == "SIGTERM"
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_the_status_of_a_process_that_a_signal_ended_is_a_shells() -> None:
+    assert [exit_status(code) for code in (0, 2, -9)] == [0, 2, 137]
 
 
 def test_a_second_interrupt_ends_at_once() -> None:

@@ -32,6 +32,11 @@ def test_deepspeeds_number_of_a_node_that_has_more_processes_than_the_first() ->
     assert World.from_env(env).node_rank == 1
 
 
+def test_a_pod_of_kubeflow_is_one_process_where_it_says_so() -> None:
+    world = World.from_env({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"})
+    assert (world.rank, world.local_rank, world.node_rank, world.num_nodes) == (1, 0, 1, 2)
+
+
 @pytest.mark.parametrize(
     ("env", "says"),
     [

@@ -57,12 +57,15 @@ def move_to_own_disk(folder: Path) -> None:
 
     As on another node: the same path, other files. See :func:`can_mount` for whether this works here.
     """
+    use_private_mounts()
+    tmpfs = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)]
+    subprocess.run(tmpfs, check=True, capture_output=True)
+
+
+def use_private_mounts() -> None:
+    """Have nobody else see what this thread, and what it starts from now on, mounts."""
     _call_libc("unshare", _CLONE_NEWNS)
-    for arguments in (
-        ["--make-rprivate", "/"],
-        ["-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)],
-    ):
-        subprocess.run(["mount", *arguments], check=True, capture_output=True)
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True, capture_output=True)
 
 
 def move_to_disks_of(process: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -69,14 +70,33 @@ def sgd_config(folder: Path, stage: int, clipping: float = 0.0) -> dict[str, Any
     )
 
 
+STAGES, CLIPPINGS = (0, 1, 2), (0.0, 0.1, 2.0)
+
+
+def all_steps_sgd(world: World, folder: Path) -> dict[tuple[int, float], Any]:
+    return {
+        case: one_step_sgd(world, sgd_config(folder, *case), 0.5)
+        for case in itertools.product(STAGES, CLIPPINGS)
+    }
+
+
+@pytest.fixture(scope="module")
+def steps_sgd(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[int, float], Any]]:
+    """By rank and case; one world goes through all of them."""
+    found: list[dict[tuple[int, float], Any]] = run_ranks(
+        2, all_steps_sgd, tmp_path_factory.mktemp("sgd")
+    )
+    return found
+
+
 @pytest.mark.ranks
-@pytest.mark.parametrize("stage", [0, 1, 2])
-@pytest.mark.parametrize("clipping", [0.0, 0.1, 2.0], ids="clipping {}".format)
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("clipping", CLIPPINGS, ids="clipping {}".format)
 def test_the_gradient_is_that_of_the_mean_over_all_valid_tokens(
-    tmp_path: Path, stage: int, clipping: float
+    tmp_path: Path, stage: int, clipping: float, steps_sgd: list[dict[tuple[int, float], Any]]
 ) -> None:
     config = sgd_config(tmp_path, stage, clipping)
-    (result, evaluated, weights, moved), (other, *_) = run_ranks(2, one_step_sgd, config, 0.5)
+    (result, evaluated, weights, moved), (other, *_) = (rank[stage, clipping] for rank in steps_sgd)
     assert result == other
 
     # The same in one process and one batch, by torch alone.
@@ -207,8 +227,12 @@ def test_what_is_no_number_stops_all_ranks_before_the_update(tmp_path: Path) -> 
             assert same_gradient, zero
 
 
-def finetune(world: World, config: dict[str, Any]) -> int:
-    return run_training(NeoXArgs.from_dict(config, world_size=world.size), world).step
+def runs(world: World, *configs: dict[str, Any]) -> list[int]:
+    """The steps of runs one after the other."""
+    return [
+        run_training(NeoXArgs.from_dict(config, world_size=world.size), world).step
+        for config in configs
+    ]
 
 
 @pytest.mark.ranks
@@ -216,9 +240,8 @@ def finetune(world: World, config: dict[str, Any]) -> int:
 def test_finetune_keeps_the_loaded_weights(tmp_path: Path, precision: str, stage: int) -> None:
     """Three steps at a learning rate of 0: the loss is that of the loaded weights, step after step."""
     write_tokens(tmp_path / "data" / "tiny")
-    base = tiny_config(tmp_path, precision=precision, zero_optimization={"stage": stage})
-    assert run_ranks(2, finetune, base) == [20, 20]
-    (trained,) = series(tmp_path / "checkpoints", "test/lm_loss")
+    zero = {"stage": stage}
+    base = tiny_config(tmp_path, precision=precision, zero_optimization=zero, train_iters=5)
     tuned = tmp_path / "tuned"
     still = base | {
         "finetune": True,
@@ -231,7 +254,8 @@ def test_finetune_keeps_the_loaded_weights(tmp_path: Path, precision: str, stage
         "weight_decay": 0.0,
         "use_checkpoint_lr_scheduler": True,  # of a run that is continued, which this one is not
     }
-    assert run_ranks(2, finetune, still) == [3, 3]
+    assert run_ranks(2, runs, base, still) == [[5, 3], [5, 3]]
+    (trained,) = series(tmp_path / "checkpoints", "test/lm_loss")
     assert series(tuned, "test/lm_loss") == [trained]
     assert len(set(series(tuned, "validation/lm_loss"))) == 1
     assert series(tuned, "consumed_samples")[0] == 8

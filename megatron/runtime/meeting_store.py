@@ -1,0 +1,153 @@
+"""The store at which the ranks of a run find each other: torch's ``TCPStore`` at MASTER_ADDR:MASTER_PORT.
+
+It is in rank 0, or in the agent that has started it (torchrun, ``deepy.py``), which then says so in
+``TORCHELASTIC_USE_AGENT_STORE``. Torch's own client waits as long as a collective may take and then says
+no more than that it has failed; here the way is tried first, so that whoever cannot come says why.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotInTime
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final, TypeAlias
+
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from megatron.errors import LaunchError
+from megatron.runtime.world import World
+
+# Seconds.
+_TRY_S: Final = 5.0  # for an answer of an address
+_FIRST_PAUSE: Final = 0.05
+_LONGEST_PAUSE: Final = 2.0
+
+_Address: TypeAlias = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class MeetingStore:
+    """The store, reached.
+
+    Attributes:
+        store: of this start alone.
+        own_address: of this host, on the way there; None in the process that holds the store.
+        its_address: at which it has answered; likewise.
+    """
+
+    store: Store
+    own_address: str | None = None
+    its_address: str | None = None
+
+
+def open_store(world: World, patience_s: float) -> MeetingStore:
+    """Hold the store, or reach it within ``patience_s`` seconds.
+
+    Raises:
+        LaunchError: the port is taken, the store cannot be reached, or what answers is no store.
+    """
+    place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if world.is_first and not is_agents:
+        return MeetingStore(_hold(place, patience_s))
+    deadline = time.monotonic() + patience_s
+    own, its = _knock(world, place, deadline, patience_s)
+    store = _enter(world, (its, place[1]), deadline)
+    # A restart by torchrun meets in the same store, and must not find what the attempt before has left.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_agents else "0"
+    return MeetingStore(PrefixStore(f"attempt_{attempt}", store), own, its)
+
+
+def _hold(place: _Address, patience_s: float) -> Store:
+    """The store in this process, on all its interfaces."""
+    try:
+        store = TCPStore(
+            "localhost",
+            place[1],
+            is_master=True,
+            wait_for_workers=False,
+            multi_tenant=True,
+            timeout=timedelta(seconds=patience_s),
+        )
+    except RuntimeError as error:
+        raise LaunchError(
+            f"the ranks cannot meet at {place[0]}:{place[1]}: rank 0 cannot listen there\n"
+            f"  found: {_first_line(error)}\n"
+            "  to do: the port is taken by another program: set master_port (MASTER_PORT) to a free one, or "
+            "leave it out"
+        ) from error
+    return PrefixStore("attempt_0", store)
+
+
+def _knock(world: World, place: _Address, deadline: float, patience_s: float) -> tuple[str, str]:
+    """Try to connect until somebody answers; the address of this host on the way, and the other's."""
+    pause = _FIRST_PAUSE
+    while True:
+        try:
+            left = deadline - time.monotonic()
+            with socket.create_connection(place, timeout=max(0.1, min(_TRY_S, left))) as way:
+                own, its = way.getsockname(), way.getpeername()
+            if own != its:
+                return str(own[0]), str(its[0])
+            # On one host a port that nobody has may be given to the caller itself, which then answers.
+            problem: OSError = ConnectionRefusedError("Connection refused")
+        except OSError as error:
+            problem = error
+        if time.monotonic() + pause > deadline:
+            raise LaunchError(_unreachable(world, place, problem, patience_s)) from problem
+        time.sleep(pause)
+        pause = min(1.5 * pause, _LONGEST_PAUSE)
+
+
+def _unreachable(world: World, place: _Address, problem: OSError, patience_s: float) -> str:
+    if isinstance(problem, socket.gaierror):
+        remedy = "set master_addr (MASTER_ADDR) to a name or an address that every host knows"
+    elif isinstance(problem, ConnectionRefusedError):
+        remedy = (
+            "see the log of rank 0's host: nobody listens at this port there, or MASTER_ADDR and "
+            "MASTER_PORT are not those of rank 0"
+        )
+    else:
+        remedy = (
+            f"open port {place[1]} in the firewall between the hosts, or set master_addr (MASTER_ADDR) to "
+            "rank 0's address in another network; ./deepy.py doctor tries the ways between the hosts"
+        )
+    return (
+        f"rank {world.rank} on {world.hostname} cannot reach rank 0 at {place[0]}:{place[1]}\n"
+        f"  found: {problem.strerror or problem}, again and again for {patience_s:g} s\n"
+        f"  to do: {remedy}"
+    )
+
+
+def _enter(world: World, place: _Address, deadline: float) -> Store:
+    """Connect to the store, in a thread: torch may wait without end for a program that is none."""
+    found: Future[Store] = Future()
+
+    def connect() -> None:
+        left = timedelta(seconds=max(1.0, deadline - time.monotonic()))
+        try:
+            found.set_result(
+                TCPStore(*place, is_master=False, wait_for_workers=False, timeout=left)
+            )
+        except RuntimeError as error:
+            found.set_exception(error)
+
+    threading.Thread(target=connect, name="meeting store", daemon=True).start()
+    try:
+        return found.result(max(1.0, deadline - time.monotonic()) + _TRY_S)
+    except (RuntimeError, NotInTime) as error:
+        raise LaunchError(
+            f"rank {world.rank} on {world.hostname}: what answers at {place[0]}:{place[1]} is not rank 0\n"
+            f"  found: {_first_line(error) or 'no word of a TCPStore'}\n"
+            "  to do: another program has this port: set master_port (MASTER_PORT) to a free one, or leave "
+            "it out"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), "")

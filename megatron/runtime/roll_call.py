@@ -1,0 +1,207 @@
+"""Who has come: before the first collective every rank signs in, and who is missing is named.
+
+A collective that waits for a rank that never came would wait for half an hour and name nobody. Here
+rank 0 counts the signatures in the store and tells all others what has come of it::
+
+    rank/<r>    how often rank r has signed in      who/<r>   its host, as JSON
+    came        ranks that have signed in           twice     who came as a rank that is there already
+    verdict     JSON: what rank 0 has found
+
+Nobody waits longer than ``patience_s``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from itertools import count, groupby
+from typing import Any, Final
+
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from megatron.errors import LaunchError
+from megatron.runtime.meeting_store import MeetingStore
+from megatron.runtime.world import World
+
+# Seconds.
+_FIRST_PAUSE: Final = 0.005
+_LONGEST_PAUSE: Final = 0.5
+_MARGIN_S: Final = 15.0  # in which rank 0 may be later than this rank's patience
+_READING_S: Final = 1.0  # that the others get to read why, before the store ends with rank 0
+_MOST_SHOWN: Final = 8  # hosts in a message
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a rank says of itself."""
+
+    host: str
+    node: int
+    first: int  # lowest rank of its node
+    local_size: int
+    process: int
+    way: str | None  # the address at which it has reached the store
+
+
+@dataclass(frozen=True)
+class Attendance:
+    """All ranks have come.
+
+    Attributes:
+        num_nodes: how many nodes they are on.
+        first_address: where other nodes reach rank 0's host; None where there is no other.
+    """
+
+    num_nodes: int
+    first_address: str | None
+
+
+def call_roll(world: World, meeting: MeetingStore, patience_s: float) -> Attendance:
+    """Sign in, and wait until all ranks have.
+
+    Raises:
+        LaunchError: a rank is missing, or two processes are the same rank.
+    """
+    store = meeting.store
+    mine = Signature(
+        world.hostname,
+        world.node_rank,
+        world.rank - world.local_rank,
+        world.local_size,
+        os.getpid(),
+        meeting.its_address,
+    )
+    if store.add(f"rank/{world.rank}", 1) > 1:
+        raise LaunchError(_twice(store, world, mine))
+    store.set(f"who/{world.rank}", json.dumps(vars(mine)))
+    store.add("came", 1)
+    if not world.is_first:
+        return _hear_verdict(store, world, patience_s)
+    problem = _wait_for_all(store, world, patience_s)
+    if problem is not None:
+        store.set("verdict", json.dumps({"problem": problem}))
+        time.sleep(_READING_S)
+        raise LaunchError(problem, everywhere=True)
+    signatures = _signatures(store, range(world.size))
+    ways = [each.way for each in signatures if each.node != world.node_rank and each.way]
+    found = Attendance(len({each.node for each in signatures}), ways[0] if ways else None)
+    store.set("verdict", json.dumps(vars(found)))
+    return found
+
+
+def _wait_for_all(store: Store, world: World, patience_s: float) -> str | None:
+    """Rank 0: why the run cannot start; None when all have come."""
+    deadline, pause = time.monotonic() + patience_s, _FIRST_PAUSE
+    while store.add("came", 0) < world.size:
+        if store.check(["twice"]):
+            return store.get("twice").decode()
+        if time.monotonic() > deadline:
+            return _missing(store, world, patience_s)
+        time.sleep(pause)
+        pause = min(1.5 * pause, _LONGEST_PAUSE)
+    return None
+
+
+def _hear_verdict(store: Store, world: World, patience_s: float) -> Attendance:
+    try:
+        store.wait(["verdict"], timedelta(seconds=patience_s + _MARGIN_S))
+        verdict: dict[str, Any] = json.loads(store.get("verdict"))
+    except RuntimeError as error:
+        raise LaunchError(_no_verdict(store, world, error)) from error
+    if "problem" in verdict:
+        raise LaunchError(verdict["problem"], everywhere=True)
+    return Attendance(**verdict)
+
+
+def _no_verdict(store: Store, world: World, error: RuntimeError) -> str:
+    """Rank 0 never came (the store is an agent's), or ended while this rank waited."""
+    try:
+        came = store.check(["rank/0"])
+    except RuntimeError:
+        came = True  # the store is gone: it was in rank 0
+    what = "rank 0 has ended before all ranks had come" if came else "rank 0 has not come"
+    words = next(iter(str(error).strip().splitlines()), "")
+    return (
+        f"rank {world.rank} on {world.hostname}: {what}\n  found: {words}\n"
+        "  to do: see the log of rank 0's host"
+    )
+
+
+def _signatures(store: Store, ranks: Iterable[int]) -> list[Signature]:
+    """Of ``ranks``, which have signed in."""
+    return [
+        Signature(**json.loads(each)) for each in store.multi_get([f"who/{rank}" for rank in ranks])
+    ]
+
+
+def _twice(store: Store, world: World, mine: Signature) -> str:
+    """Tell everybody, and this process, that ``mine`` is of a rank that is there already."""
+    store.wait([f"who/{world.rank}"], timedelta(seconds=_MARGIN_S))
+    (first,) = _signatures(store, [world.rank])
+    places = " and ".join(f"{each.host} (process {each.process})" for each in (first, mine))
+    text = (
+        f"two processes are rank {world.rank} of {world.size}: on {places}\n"
+        "  expected: RANK from 0 to WORLD_SIZE - 1, each once\n"
+        "  to do: give each host its own node rank (torchrun: --node_rank), and see whether a start was "
+        "made twice with the same MASTER_ADDR and MASTER_PORT"
+    )
+    store.set("twice", text)
+    return text
+
+
+def _missing(store: Store, world: World, patience_s: float) -> str:
+    there = [rank for rank in range(world.size) if store.check([f"who/{rank}"])]
+    here = dict(zip(there, _signatures(store, there), strict=True))
+    missing = [rank for rank in range(world.size) if rank not in here]
+    host_of = {
+        rank: each.host
+        for each in here.values()
+        for rank in range(each.first, each.first + each.local_size)
+    }
+    known: dict[str, list[int]] = {}
+    for rank in missing:
+        known.setdefault(host_of.get(rank, "hosts of which no rank has come"), []).append(rank)
+    came: dict[str, list[int]] = {}
+    for rank, each in here.items():
+        came.setdefault(each.host, []).append(rank)
+    return (
+        f"{len(missing)} of {world.size} ranks have not come within {patience_s:g} s\n"
+        f"  missing: {_by_host(known)}\n"
+        f"  here: {_by_host(came)}\n"
+        "  to do: see the logs of the missing ones' hosts: were they started, and did they say why they "
+        "ended? ./deepy.py doctor tries the ways between the hosts"
+    )
+
+
+def _by_host(ranks: Mapping[str, list[int]]) -> str:
+    parts = [f"{ranges(some)} on {host}" for host, some in ranks.items()]
+    more = len(parts) - _MOST_SHOWN
+    return "; ".join(parts[:_MOST_SHOWN]) + (f"; and on {more} more hosts" if more > 0 else "")
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """``0-3, 6`` for 0, 1, 2, 3, 6, which ascend."""
+    counter = count()
+    runs = [list(run) for _, run in groupby(numbers, lambda number: number - next(counter))]
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+
+
+def placed_by_host(world: World, store: Store) -> World:
+    """``world`` with local ranks counted by host, where nothing but RANK and WORLD_SIZE is known.
+
+    A process in a container of its own has no other place; :meth:`World.from_env` took all for one node.
+    All ranks have signed in.
+    """
+    hosts = [each.host for each in _signatures(store, range(world.size))]
+    nodes = list(dict.fromkeys(hosts))
+    return replace(
+        world,
+        local_rank=hosts[: world.rank].count(world.hostname),
+        local_size=hosts.count(world.hostname),
+        node_rank=nodes.index(world.hostname),
+        num_nodes=len(nodes),
+    )
