@@ -40,6 +40,10 @@ YARN = {
             "rotary_low_freq_factor: 4 is not below rotary_high_freq_factor 4",
         ),
         (
+            {**YARN, "rotary_emb_base": 1},
+            "rotary_emb_base: is 1: all pairs turn alike, and rotary_scaling: yarn tells them apart",
+        ),
+        (
             {**YARN, "rotary_beta_fast": 1.0},
             "rotary_beta_fast: 1 is not above rotary_beta_slow 1",
         ),
