@@ -54,10 +54,7 @@ class LayerNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., h] -> [..., h], in the type of ``x``."""
-        if self.bias is None:
-            (weight,), bias = shared_parameters(self.groups, self.weight), None
-        else:
-            weight, bias = shared_parameters(self.groups, self.weight, self.bias)
+        weight, bias = shared_parameters(self.groups, self.weight, self.bias)
         return layer_norm(x, weight, bias, self.eps, self.offset)
 
 
@@ -103,7 +100,8 @@ class ScaleNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., h] -> [..., h], in the type of ``x``."""
         (g,) = shared_parameters(self.groups, self.g)
-        return (F.normalize(x.float(), dim=-1, eps=self.eps) * g.float()).to(x.dtype)
+        out: Tensor = F.normalize(x.float(), dim=-1, eps=self.eps) * g.float()
+        return out.to(x.dtype)
 
 
 def build_norm(model: ModelArgs, *, groups: ParallelGroups) -> nn.Module:
@@ -135,10 +133,7 @@ class HeadNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[b, n, s, d] -> [b, n, s, d], in the type of ``x``."""
-        if self.bias is None:
-            (weight,), bias = shared_by_heads(self.groups, self.weight), None
-        else:
-            weight, bias = shared_by_heads(self.groups, self.weight, self.bias)
+        weight, bias = shared_by_heads(self.groups, self.weight, self.bias)
         if self.is_rms:
             return rms_norm(x, weight, self.eps, self.offset)
         return layer_norm(x, weight, bias, self.eps, self.offset)

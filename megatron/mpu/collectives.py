@@ -59,19 +59,20 @@ def leave_parallel_region(x: Tensor, groups: ParallelGroups) -> Tensor:
     return out
 
 
-def shared_parameters(groups: ParallelGroups, *parameters: Tensor) -> tuple[Tensor, ...]:
+def shared_parameters(groups: ParallelGroups, *parameters: Tensor | None) -> tuple[Any, ...]:
     """Parameters that all ranks hold whole, on their way to this rank's part of the sequence.
 
     Without sequence parallelism they are used as they are: every rank computes the same gradient.
     With it each rank sees the gradient of its own tokens, and one collective sums those of all
-    ``parameters`` over the ranks, in fp32, so that the copies stay equal to the last bit.
+    ``parameters`` over the ranks, in fp32, so that the copies stay equal to the last bit. A bias that
+    a module does not have is None, here and behind it.
     """
     if not groups.sequence_parallel:
         return parameters
     return _sum_gradients(parameters, groups.get_model_parallel_group())
 
 
-def replicated_parameters(groups: ParallelGroups, *parameters: Tensor) -> tuple[Tensor, ...]:
+def replicated_parameters(groups: ParallelGroups, *parameters: Tensor | None) -> tuple[Any, ...]:
     """Key/value parameters, which several ranks hold where there are fewer heads than ranks.
 
     Each of these ranks computes the gradient from its own query heads; here they are summed.
@@ -81,7 +82,7 @@ def replicated_parameters(groups: ParallelGroups, *parameters: Tensor) -> tuple[
     return _sum_gradients(parameters, groups.get_kv_replica_group())
 
 
-def shared_by_heads(groups: ParallelGroups, *parameters: Tensor) -> tuple[Tensor, ...]:
+def shared_by_heads(groups: ParallelGroups, *parameters: Tensor | None) -> tuple[Any, ...]:
     """Parameters that all ranks hold whole and apply to their own heads: gradients are summed over ranks."""
     if groups.get_model_parallel_world_size() == 1:
         return parameters
@@ -183,10 +184,12 @@ def _all_reduce(x: Tensor, groups: ParallelGroups) -> Tensor:
 
 
 def _sum_gradients(
-    parameters: tuple[Tensor, ...], group: dist.ProcessGroup | None
-) -> tuple[Tensor, ...]:
-    out: tuple[Tensor, ...] = _SumGradients.apply(group, *parameters)  # type: ignore[no-untyped-call]
-    return out
+    parameters: tuple[Tensor | None, ...], group: dist.ProcessGroup | None
+) -> tuple[Any, ...]:
+    """Those that are there go through one function, which sums their gradients; None stays None."""
+    there = [parameter for parameter in parameters if parameter is not None]
+    found = iter(_SumGradients.apply(group, *there))  # type: ignore[no-untyped-call]
+    return tuple(None if parameter is None else next(found) for parameter in parameters)
 
 
 class _Copy(torch.autograd.Function):

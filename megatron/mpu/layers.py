@@ -122,13 +122,10 @@ class QueryKeyValueLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[b, s, i] -> [b, s, rows of this rank]: its queries, then its keys, then its values."""
-        if self.query_bias is None or self.key_value_bias is None:
-            (weight,) = replicated_parameters(self.groups, self.key_value_weight)
-            bias = None
-        else:
-            weight, bias = replicated_parameters(
-                self.groups, self.key_value_weight, self.key_value_bias
-            )
+        weight, bias = replicated_parameters(
+            self.groups, self.key_value_weight, self.key_value_bias
+        )
+        if self.query_bias is not None and bias is not None:
             bias = torch.cat((self.query_bias, bias))
         return column_linear(x, torch.cat((self.query_weight, weight)), bias, self.groups)
 

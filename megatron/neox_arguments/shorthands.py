@@ -54,7 +54,12 @@ def _without_case(value: Any) -> Any:
 
 def _take_nested(merged: Merged, key: str, path: tuple[str, ...], nested: Any) -> None:
     if nested is None:
-        merged.values.pop(key, None)  # null is "not given"
+        merged.values.pop(
+            key, None
+        )  # null is "not given", there too: DeepSpeed would take it for a value
+        group = _inside(merged.values, path[:-1])
+        if isinstance(group, dict):
+            group.pop(path[-1], None)
         return
     merged.values[key] = nested
     merged.names[key] = ".".join(path)

@@ -12,6 +12,7 @@ import transformers
 from megatron.conversion.tokenizer_files import (
     TokenIds,
     copy_tokenizer,
+    token_ids,
     tokenizer_of,
     write_tokenizer,
 )
@@ -131,6 +132,11 @@ def test_files_beside_a_vocabulary_that_are_nobodys(tmp_path: Path) -> None:
         "tokenizer_config.json",
         "generation_config.json",
     }
+
+
+def test_ids_of_a_tokenizer_without_files() -> None:
+    args = TokenizerArgs("CharLevelTokenizer")
+    assert token_ids(args, tokenizer_of(args)) == TokenIds(0, 0, 1)
 
 
 def test_what_transformers_does_not_have(tmp_path: Path) -> None:

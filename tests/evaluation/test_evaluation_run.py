@@ -17,6 +17,7 @@ from megatron.neox_arguments import NeoXArgs
 from megatron.runtime.world import World
 from tests.conversion.hf_models import save_model
 from tests.data.token_files import write_documents
+from tests.support.ranks import run_ranks
 
 SIZES = {"data_path": None, "distributed_backend": "gloo", "train_micro_batch_size_per_gpu": 2}
 
@@ -33,16 +34,30 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def evaluated(folder: Path, *options: str, **changes: Any) -> str:
+def evaluated(folder: Path, *options: str, world: World | None = None, **changes: Any) -> str:
+    world = world or World()
     parser = argparse.ArgumentParser()
     add_evaluation_arguments(parser)
     args = NeoXArgs.from_ymls(
         [folder / "ours" / "model.yml"],
         [f"{key}={json.dumps(value)}" for key, value in (SIZES | changes).items()],
     )
-    text = run_evaluation(args, World(), parser.parse_args(options))
-    assert text is not None
-    return text
+    text = run_evaluation(args, world, parser.parse_args(options))
+    assert (text is not None) == world.is_first
+    return text or ""
+
+
+def on_a_rank(world: World, folder: Path) -> str:
+    return evaluated(folder, "--data", str(folder / "text"), world=world)
+
+
+@pytest.mark.ranks
+def test_ranks_find_the_same_and_one_says_it(folder: Path) -> None:
+    said, nothing = run_ranks(2, on_a_rank, folder)
+    alone = on_a_rank(World(), folder)
+    # Up to how long it took.
+    assert said.rpartition(",")[0] == alone.rpartition(",")[0]
+    assert nothing == ""
 
 
 def test_a_split_and_a_file_of_the_same_documents(folder: Path, tmp_path: Path) -> None:

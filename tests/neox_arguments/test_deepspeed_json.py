@@ -285,3 +285,21 @@ def test_deepspeed_reads_what_may_stand_in_the_extra_args() -> None:
     source = "".join(Path(str(module.__file__)).read_text(encoding="utf-8") for module in modules)
     for key in GROUPS["deepspeed_extra_args"]:
         assert f'"{key}"' in source or f"'{key}'" in source, key
+
+
+def test_null_in_a_group_is_not_given() -> None:
+    """Where a short name says the same as the nested key."""
+    args = NeoXArgs.from_dict(
+        small(
+            precision="fp16",
+            optimizer={"type": "Adam", "params": {"lr": None, "weight_decay": None}},
+            fp16={"loss_scale": None, "hysteresis": None},
+            zero_optimization={"stage": None, "reduce_scatter": None},
+        )
+    )
+    config = args.deepspeed_config(1)
+    params = config["optimizer"]["params"]
+    assert (params["lr"], params["weight_decay"]) == (0.001, 0.1)
+    assert config["fp16"] == {"enabled": True}
+    assert config["zero_optimization"] == {"stage": 1}
+    assert NeoXArgs.from_dict(args.flat()).hash() == args.hash()

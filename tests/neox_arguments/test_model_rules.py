@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,6 +39,10 @@ YARN = {
         (
             {**YARN, "rotary_scaling": "llama3", "rotary_low_freq_factor": 4.0},
             "rotary_low_freq_factor: 4 is not below rotary_high_freq_factor 4",
+        ),
+        (
+            {**YARN, "rotary_emb_base": 1},
+            "rotary_emb_base: is 1: all pairs turn alike, and rotary_scaling: yarn tells them apart",
         ),
         (
             {**YARN, "rotary_beta_fast": 1.0},
@@ -123,6 +128,10 @@ def test_what_does_not_go_together(changes: dict[str, Any], text: str) -> None:
             "ignored: rotary_high_freq_factor (rotary_scaling is yarn)",
         ),
         (
+            {"allow_chopped": False},
+            "ignored: allow_chopped (pack_impl: packed cuts documents wherever a sample ends)",
+        ),
+        (
             {"sequence_parallel": True},
             "ignored: sequence_parallel (there is one tensor-parallel rank)",
         ),
@@ -151,6 +160,13 @@ def test_the_table_of_distances_is_counted_once() -> None:
         ModelArgs(**shape, pos_emb=kind).layer_parameter_counts(16) for kind in ("none", "rpe")
     )
     assert [b - a for a, b in zip(plain, relative, strict=True)] == [0, 0, 64, 0, 0, 0, 0, 0]
+
+
+def test_a_part_of_a_configuration_may_have_no_model(tmp_path: Path) -> None:
+    (tmp_path / "part.yml").write_text("seed: 3\n")
+    part = NeoXArgs.from_ymls([tmp_path / "part.yml"], may_be_a_part=True)
+    assert not part.model.is_given
+    assert NeoXArgs.from_dict(small()).model.is_given
 
 
 @pytest.mark.parametrize(

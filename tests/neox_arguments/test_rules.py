@@ -185,6 +185,22 @@ from tests.support.small_config import refusal, small
             {"reset_position_ids": True, "pos_emb": "rpe"},
             "reset_position_ids: pos_emb is rpe: there are no positions to reset",
         ),
+        (
+            {"intermediate_size": 1, "activation": "swiglu"},
+            "intermediate_size: leaves nothing of the MLP's width, which is 1 before activation: swiglu",
+        ),
+        (
+            {"expansion_factor": 0.001},
+            "expansion_factor: leaves nothing of the MLP's width, which is 0 before activation: gelu",
+        ),
+        (
+            {"optimizer": {"type": "SGD", "params": {"lr": 0.1, "nesterov": True}}},
+            "optimizer.params.nesterov: is true: it looks ahead along the momentum, and needs one above 0",
+        ),
+        (
+            {"optimizer": {"type": "Adam", "params": {"lr": 0.1, "foreach": True, "fused": True}}},
+            "optimizer.params.fused: is true, and so is foreach: keep one of the two",
+        ),
         ({"checkpoint_factor": 2.5}, "checkpoint_factor: 2.5 is no whole number of steps"),
         (
             {"checkpoint_factor": 1, "checkpoint_scale": "log"},

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from megatron.neox_arguments.rules.rule import Finding, Rules
 from megatron.neox_arguments.sections.attention import ATTENTION_KINDS, expand_attention_config
 from megatron.neox_arguments.sections.norms import NORMS_WITH_WEIGHTS
-from megatron.neox_arguments.sections.positions import SCALING_KEYS
+from megatron.neox_arguments.sections.positions import ALL_SCALING_KEYS
 
 if TYPE_CHECKING:
     from megatron.neox_arguments.arguments import NeoXArgs
@@ -87,6 +87,18 @@ def _one_mlp_width(args: NeoXArgs) -> Iterator[Finding]:
         )
 
 
+@RULES.about("intermediate_size", "expansion_factor", "hidden_size", "activation")
+def _the_mlp_has_a_width(args: NeoXArgs) -> Iterator[Finding]:
+    model = args.model
+    if model.mlp_width == 0:
+        key = "expansion_factor" if model.intermediate_size is None else "intermediate_size"
+        yield (
+            key,
+            f"leaves nothing of the MLP's width, which is {model.asked_mlp_width} before "
+            f"activation: {model.activation} takes its share: give a larger one",
+        )
+
+
 @RULES.about("attention_config", "sliding_window_width")
 def _windows_have_a_width(args: NeoXArgs) -> Iterator[Finding]:
     config = args.model.attention_config
@@ -136,7 +148,7 @@ def _distances_have_buckets(args: NeoXArgs) -> Iterator[Finding]:
         )
 
 
-@RULES.about("pos_emb", "rotary_scaling", *SCALING_KEYS["llama3"], *SCALING_KEYS["yarn"])
+@RULES.about("pos_emb", "rotary_scaling", "rotary_emb_base", *ALL_SCALING_KEYS)
 def _rotations_can_be_scaled(args: NeoXArgs) -> Iterator[Finding]:
     model, kind = args.model, args.model.rotary_scaling
     if kind == "none":
@@ -158,6 +170,11 @@ def _rotations_can_be_scaled(args: NeoXArgs) -> Iterator[Finding]:
             "rotary_low_freq_factor",
             f"{model.rotary_low_freq_factor:g} is not below rotary_high_freq_factor "
             f"{model.rotary_high_freq_factor:g}",
+        )
+    if kind == "yarn" and model.rotary_emb_base == 1:
+        yield (
+            "rotary_emb_base",
+            "is 1: all pairs turn alike, and rotary_scaling: yarn tells them apart",
         )
     if kind == "yarn" and model.rotary_beta_fast <= model.rotary_beta_slow:
         yield (

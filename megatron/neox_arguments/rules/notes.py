@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from megatron.neox_arguments.nested_keys import NOT_DEEPSPEEDS
 from megatron.neox_arguments.rules.mup import MULTIPLIERS
-from megatron.neox_arguments.sections.positions import SCALING_KEYS
+from megatron.neox_arguments.sections.positions import ALL_SCALING_KEYS, SCALING_KEYS
 
 if TYPE_CHECKING:
     from megatron.neox_arguments.arguments import NeoXArgs
@@ -53,8 +53,7 @@ def _notes_on_positions(model: ModelArgs) -> Iterator[str]:
     if model.pos_emb != "rotary":
         yield from _ignored(model, ("rotary_pct", "rotary_emb_base"), kind)
     used = SCALING_KEYS[model.rotary_scaling]
-    of_others = dict.fromkeys(key for keys in SCALING_KEYS.values() for key in keys)
-    unused = (key for key in of_others if key not in used)
+    unused = (key for key in ALL_SCALING_KEYS if key not in used)
     yield from _ignored(model, unused, f"rotary_scaling is {model.rotary_scaling}")
 
 

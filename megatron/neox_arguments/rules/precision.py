@@ -18,6 +18,18 @@ _DEEPSPEED_ADAM_ONLY = ("bias_correction",)
 
 
 @RULES.about("optimizer", "optimizer_type")
+def _options_go_together(args: NeoXArgs) -> Iterator[Finding]:
+    params = args.optim.params
+    if params.get("nesterov") and (not params.get("momentum") or params.get("dampening")):
+        yield (
+            "optimizer.params.nesterov",
+            "is true: it looks ahead along the momentum, and needs one above 0, without dampening",
+        )
+    if params.get("foreach") and params.get("fused"):
+        yield "optimizer.params.fused", "is true, and so is foreach: keep one of the two"
+
+
+@RULES.about("optimizer", "optimizer_type")
 def _optimizer_knows_its_options(args: NeoXArgs) -> Iterator[Finding]:
     params = args.optim.params
     if args.optim.name == "sgd" or params.get("torch_adam") is False:

@@ -15,6 +15,7 @@ SCALING_KEYS: dict[str, tuple[str, ...]] = {
     "llama3": (*_LONGER, "rotary_low_freq_factor", "rotary_high_freq_factor"),
     "yarn": (*_LONGER, "rotary_beta_fast", "rotary_beta_slow", "rotary_attention_factor"),
 }
+ALL_SCALING_KEYS = tuple(dict.fromkeys(key for keys in SCALING_KEYS.values() for key in keys))
 
 
 @dataclass(frozen=True)
