@@ -119,11 +119,7 @@ def export_checkpoint(
     dtype = DTYPES[wishes.dtype or origin.model.precision]
 
     with made_whole(final) as folder:
-        ids = TokenIds()
-        if tokenizer is not None and wishes.with_tokenizer:
-            ids = write_tokenizer(origin.tokenizer, tokenizer, folder)
-        elif tokenizer is not None:
-            ids = token_ids(origin.tokenizer, tokenizer)
+        ids = _write_tokenizer(origin, tokenizer, folder, wishes)
         config = config_of(family, weights, dtype, ids)
         write_file(folder / CONFIG_NAME, json_bytes(config))
         written = _write_weights(folder, family, weights, dtype, wishes.max_shard_size)
@@ -157,6 +153,17 @@ def _tokenizer(origin: Origin, wishes: Wishes) -> Tokenizer | None:
         raise TokenizerError(
             f"{error}\n  or: convert the weights alone, with --no_save_tokenizer"
         ) from error
+
+
+def _write_tokenizer(
+    origin: Origin, tokenizer: Tokenizer | None, folder: Path, wishes: Wishes
+) -> TokenIds:
+    """Put the tokenizer's files into ``folder`` where they are wanted; its ids count in any case."""
+    if tokenizer is None:
+        return TokenIds()
+    if not wishes.with_tokenizer:
+        return token_ids(origin.tokenizer, tokenizer)
+    return write_tokenizer(origin.tokenizer, tokenizer, folder)
 
 
 def _vocab_size(origin: Origin, tokenizer: Tokenizer | None) -> int | None:

@@ -167,7 +167,7 @@ def activation(
 
 def _mlp_keys(config: Config) -> Keys:
     width = value_of(config, "intermediate_size")
-    if width % 2:
+    if not isinstance(width, int) or width % 2:
         raise Inexpressible("intermediate_size", width, "an even number, as GPT-NeoX rounds it")
     return {"intermediate_size": width}
 

@@ -80,13 +80,13 @@ def _parameters(config: Config) -> dict[str, Any]:
     return dict(found)
 
 
-def whole_base(base: float) -> int:
+def whole_base(base: Any) -> int:
     """The base of the rotary frequencies as our key has it.
 
     Raises:
         Inexpressible: it is no whole number.
     """
-    if base != int(base) or base < 1:
+    if not isinstance(base, int | float) or not float(base).is_integer() or base < 1:
         raise Inexpressible("rope_theta", base, "a whole number, as rotary_emb_base is")
     return int(base)
 

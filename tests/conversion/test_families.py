@@ -195,6 +195,8 @@ def test_what_a_file_has_to_say() -> None:
         family_named("llama").read({"num_hidden_layers": 2})
     with pytest.raises(Inexpressible, match="use_bidirectional_attention: True, expected None or"):
         family_named("gemma").read({**SIZES, "use_bidirectional_attention": True})
+    with pytest.raises(Inexpressible, match="intermediate_size: '96', expected an even number"):
+        family_named("gpt_neox").read({**SIZES, "intermediate_size": "96"})
     with pytest.raises(CheckpointError, match="model_type is missing: which family is it of"):
         keys_of(SIZES, Path("config.json"))
 
@@ -273,6 +275,8 @@ def test_what_a_family_can_express_comes_back(model: ModelArgs) -> None:
     [
         ({"rope_theta": 0.5}, "rope_theta"),
         ({"rope_theta": 10000.5}, "rope_theta"),
+        ({"rope_theta": None}, "rope_theta"),
+        ({"rope_theta": float("inf")}, "rope_theta"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "original_max"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "mscale": 0.7}}, "mscale"),
