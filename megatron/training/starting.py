@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from megatron.checkpointing import (
@@ -12,6 +13,7 @@ from megatron.checkpointing import (
     load_weights,
     refresh_master_weights,
 )
+from megatron.checkpointing.folders import read_latest
 from megatron.data.datasets import DataSplits
 from megatron.errors import CheckpointError
 from megatron.logging import get_logger
@@ -62,8 +64,15 @@ def find_start(args: NeoXArgs, world: World) -> CheckpointInfo | None:
             "  to do: set load to a folder with checkpoints",
             everywhere=True,
         )
-    elif args.checkpointing.save in (None, load):
+    elif settings.save in (None, load):
         log.info("no checkpoint in %s yet: starting from step 0", load)
+    elif latest := world.broadcast(read_latest(Path(settings.save))):
+        raise CheckpointError(
+            f"load: {load} holds no checkpoint, and save, which is another folder, holds {latest}\n"
+            f"  found: save: {settings.save}; a run from step 0 would put its checkpoints among those\n"
+            "  to do: set load to the folder to go on from, or save to a new one",
+            everywhere=True,
+        )
     elif world.is_first:
         log.warning(
             "load: no checkpoint in %s: starting from step 0 (save is another folder: %s)",

@@ -94,7 +94,7 @@ CHANGED = {
         FEW_STEPS, makes=("checkpoints/mine/latest", "checkpoints/mine/metrics.jsonl")
     ),
     "./deepy.py generate.py my.yml configs/text_generation.yml --set text_gen_type=interactive": Change(
-        FEW_TOKENS, typed="To open a file\n"
+        typed="To open a file\n"
     ),
     "./deepy.py generate.py my.yml configs/text_generation.yml --set text_gen_type=input-file": Change(
         FEW_TOKENS, makes=("samples.jsonl",)

@@ -176,9 +176,10 @@ def test_only_what_was_trained_goes_on(tmp_path: Path) -> None:
         # Nothing is left to read.
         first | {"seed": 7},
         tuned | {"load": str(tmp_path / "misspelt")},
+        first | {"load": str(tmp_path / "misspelt"), "train_iters": 3},
         tuned | {"rotary_emb_base": 500},
     ]
-    ((end, heads, base, seed, missing, other),) = run_ranks(1, train_or_say, runs)
+    ((end, heads, base, seed, missing, elsewhere, other),) = run_ranks(1, train_or_say, runs)
     assert (end, other) == (2, 2)
     assert "num_attention_heads: 4 → 8\n" in heads
     assert "rotary_pct: 1.0 → 0.5\n    rotary_emb_base: 10000 → 500\n" in base
@@ -186,5 +187,9 @@ def test_only_what_was_trained_goes_on(tmp_path: Path) -> None:
     assert "other content" not in seed
     assert "data_order" not in seed
     assert "misspelt holds no checkpoint\n  expected: the weights to start from" in missing
+    assert (
+        "misspelt holds no checkpoint, and save, which is another folder, holds global_step2"
+        in elsewhere
+    )
     saved = sorted(path.name for path in (tmp_path / "checkpoints").glob("global_step*"))
     assert saved == ["global_step0", "global_step2"]
