@@ -73,11 +73,15 @@ class TrainingError(NeoXError):
 
 def words_of(error: BaseException) -> str:
     """What to tell others of ``error``: a user's mistake whole, of anything else its kind and first line."""
-    words = str(error).strip()
     if isinstance(error, NeoXError):
-        return words
-    kind = type(error).__name__
-    return f"{kind}: {words.splitlines()[0]}" if words else kind
+        return str(error).strip()
+    kind, words = type(error).__name__, first_line(error)
+    return f"{kind}: {words}" if words else kind
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what ``error`` says: behind it libraries in C++ put the frames of their stack."""
+    return next(iter(str(error).strip().splitlines()), "")
 
 
 def run_door(main: Callable[[], int | None]) -> None:
@@ -144,8 +148,7 @@ def _lost_peer_text(error: BaseException) -> str | None:
     """What to say of an error that means no more than that another rank has ended; else None."""
     if not is_lost_peer(error):
         return None
-    words = str(error)
     return (
-        f"another rank of this run has ended\n  found: {words.splitlines()[0][:200]}\n"
+        f"another rank of this run has ended\n  found: {first_line(error)[:200]}\n"
         "  to do: see that rank's own message\n"
     )

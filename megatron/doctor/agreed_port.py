@@ -6,7 +6,7 @@ import socket
 from datetime import timedelta
 from typing import Final
 
-from megatron.errors import LaunchError
+from megatron.errors import LaunchError, first_line
 from megatron.runtime.ports import free_port
 
 _KEY: Final = "doctor/port"
@@ -28,8 +28,8 @@ def agreed_port(address: str, port: int, *, is_first: bool) -> int:
             store.set(_KEY, str(free_port()))
         return int(store.get(_KEY))
     except RuntimeError as error:
-        reason = str(error).splitlines()[0]
         raise LaunchError(
-            f"host {socket.gethostname()} cannot reach torchrun's store at {address}:{port}: {reason}\n"
+            f"host {socket.gethostname()} cannot reach torchrun's store at {address}:{port}: "
+            f"{first_line(error)}\n"
             "  to do: open that port in the firewall between the hosts"
         ) from None

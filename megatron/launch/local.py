@@ -24,7 +24,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
-from megatron.errors import LaunchError
+from megatron.errors import LaunchError, first_line
 from megatron.launch.plan import LaunchPlan
 from megatron.runtime.parent import LAUNCHER_PID_VARIABLE
 from megatron.runtime.signals import exit_status, handled
@@ -152,9 +152,9 @@ class _Meeting(StaticTCPRendezvous):
                 multi_tenant=True,
             )
         except (RuntimeError, ValueError) as error:
-            first_line = str(error).splitlines()[0]
             raise LaunchError(
-                f"master_port: the ranks cannot meet at {address}:{port or 'a free port'}: {first_line}"
+                f"master_port: the ranks cannot meet at {address}:{port or 'a free port'}: "
+                f"{first_line(error)}"
             ) from None
         self.master_port = self._store.port
 

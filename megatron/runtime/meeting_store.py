@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from megatron.errors import LaunchError
+from megatron.errors import LaunchError, first_line
 from megatron.runtime.world import World
 
 # Seconds.
@@ -52,11 +52,13 @@ def open_store(world: World, patience_s: float) -> MeetingStore:
         LaunchError: the port is taken, the store cannot be reached, or what answers is no store.
     """
     place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    own, its = None, None
     if holds_store(world):
-        return MeetingStore(_hold(place, patience_s))
-    deadline = time.monotonic() + patience_s
-    own, its = _knock(world, place, deadline, patience_s)
-    store = _enter(world, (its, place[1]), deadline)
+        store = _hold(place, patience_s)
+    else:
+        deadline = time.monotonic() + patience_s
+        own, its = _knock(world, place, deadline, patience_s)
+        store = _enter(world, (its, place[1]), deadline)
     # A restart by torchrun meets in the same store, and must not find what the attempt before has left.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if _is_agents() else "0"
     return MeetingStore(PrefixStore(f"attempt_{attempt}", store), own, its)
@@ -74,7 +76,7 @@ def _is_agents() -> bool:
 def _hold(place: _Address, patience_s: float) -> Store:
     """The store in this process, on all its interfaces."""
     try:
-        store = TCPStore(
+        return TCPStore(
             "localhost",
             place[1],
             is_master=True,
@@ -85,11 +87,10 @@ def _hold(place: _Address, patience_s: float) -> Store:
     except RuntimeError as error:
         raise LaunchError(
             f"the ranks cannot meet at {place[0]}:{place[1]}: rank 0 cannot listen there\n"
-            f"  found: {_first_line(error)}\n"
+            f"  found: {first_line(error)}\n"
             "  to do: the port is taken by another program: set master_port (MASTER_PORT) to a free one, or "
             "leave it out"
         ) from error
-    return PrefixStore("attempt_0", store)
 
 
 def _knock(world: World, place: _Address, deadline: float, patience_s: float) -> tuple[str, str]:
@@ -153,11 +154,7 @@ def _enter(world: World, place: _Address, deadline: float) -> Store:
     except (RuntimeError, NotInTime) as error:
         raise LaunchError(
             f"rank {world.rank} on {world.hostname}: what answers at {place[0]}:{place[1]} is not rank 0\n"
-            f"  found: {_first_line(error) or 'no word of a TCPStore'}\n"
+            f"  found: {first_line(error) or 'no word of a TCPStore'}\n"
             "  to do: another program has this port: set master_port (MASTER_PORT) to a free one, or leave "
             "it out"
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), "")

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 
 from megatron import logging as neox_logging
-from megatron.errors import LaunchError
+from megatron.errors import LaunchError, first_line
 from megatron.ranks import adopt_rank_variables
 from megatron.runtime.device import chosen_backend, local_device
 from megatron.runtime.interface import choose_interface
@@ -157,10 +157,9 @@ def _try_ways(world: World, store: Store) -> object:
 
 
 def _connection_text(world: World, error: Exception) -> str:
-    first_line = next(iter(str(error).strip().splitlines()), repr(error))
     return (
         f"rank {world.rank} on {world.hostname}: all ranks have come, but cannot connect with each other\n"
-        f"  found: {first_line}\n"
+        f"  found: {first_line(error) or repr(error)}\n"
         "  to do: open the ports that systems choose (32768 and above) between the hosts, or set "
         "GLOO_SOCKET_IFNAME to the interface that leads to them; ./deepy.py doctor tries the ways"
     )

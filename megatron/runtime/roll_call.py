@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from megatron.errors import LaunchError, words_of
+from megatron.errors import LaunchError, first_line, words_of
 from megatron.ranks import is_own_address
 from megatron.runtime.meeting_store import MeetingStore, holds_store, open_store
 from megatron.runtime.world import World
@@ -119,7 +119,8 @@ def problems_are_told() -> Iterator[None]:
 
 
 def _tell(world: World, error: BaseException) -> None:
-    if world.size == 1 or "MASTER_PORT" not in os.environ or holds_store(world):
+    is_placed = {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+    if world.size == 1 or holds_store(world) or not is_placed:
         return
     store = open_store(world, _TELLING_S).store
     if store.check(["verdict"]) or store.check(["problem"]):  # the others know
@@ -163,9 +164,8 @@ def _hear_verdict(store: Store, world: World, patience_s: float) -> Attendance:
             raise LaunchError(f"{here}: rank 0 {what}, after {patience_s:g} s{remedy}")
         verdict: dict[str, Any] = json.loads(store.get("verdict"))
     except RuntimeError as error:
-        words = next(iter(str(error).strip().splitlines()), "")
         raise LaunchError(
-            f"{here}: rank 0 has ended before all ranks had come\n  found: {words}{remedy}"
+            f"{here}: rank 0 has ended before all ranks had come\n  found: {first_line(error)}{remedy}"
         ) from error
     if "problem" in verdict:
         raise LaunchError(verdict["problem"], everywhere=True)

@@ -33,16 +33,16 @@ def batch(micro: int, accumulation: int, ranks: int = 1) -> SimpleNamespace:
     )
 
 
+def opened(prefix: Path, samples: int) -> DataSplits:
+    """The token file, and so many samples of it to train on."""
+    request = DataRequest(
+        data_args(prefix), seq_length=8, seed=1, wanted=SampleCounts(samples, 0, 0)
+    )
+    return build_datasets(request, World())
+
+
 def dataset(prefix: Path, vocab_size: int | None = None) -> SampleDataset:
-    split = build_datasets(
-        DataRequest(
-            data_args(prefix),
-            seq_length=8,
-            seed=1,
-            wanted=SampleCounts(64, 0, 0),
-        ),
-        World(),
-    ).train
+    split = opened(prefix, 64).train
     assert split is not None
     split.vocab_size = vocab_size
     return split
@@ -348,15 +348,7 @@ def read_and_cut(data: DataSplits, path: Path) -> None:
 def test_a_worker_that_dies_of_a_cut_file_says_so(tmp_path: Path) -> None:
     """Reading what was cut off is a SIGBUS; torch would speak of shared memory."""
     prefix = write_documents(tmp_path / "d", letters(2000))
-    data = build_datasets(
-        DataRequest(
-            data_args(prefix),
-            seq_length=8,
-            seed=1,
-            wanted=SampleCounts(2000, 0, 0),
-        ),
-        World(),
-    )
+    data = opened(prefix, 2000)
     data.check_files()
     with pytest.raises(DataError, match=r"d\.bin: has 10 bytes now, 44,000 when it was opened"):
         read_and_cut(data, Path(f"{prefix}.bin"))
@@ -364,15 +356,7 @@ def test_a_worker_that_dies_of_a_cut_file_says_so(tmp_path: Path) -> None:
 
 def test_an_index_that_is_cut_is_noticed(tmp_path: Path) -> None:
     prefix = write_documents(tmp_path / "d", letters(60))
-    data = build_datasets(
-        DataRequest(
-            data_args(prefix),
-            seq_length=8,
-            seed=1,
-            wanted=SampleCounts(6, 0, 0),
-        ),
-        World(),
-    )
+    data = opened(prefix, 6)
     os.truncate(f"{prefix}.idx", 700)
     with pytest.raises(DataError, match=r"d\.idx: has 700 bytes now, 1,242 when it was opened"):
         data.check_files()
@@ -380,15 +364,7 @@ def test_an_index_that_is_cut_is_noticed(tmp_path: Path) -> None:
 
 def test_a_file_that_is_replaced_does_no_harm(tmp_path: Path) -> None:
     prefix = write_documents(tmp_path / "d", letters(60))
-    data = build_datasets(
-        DataRequest(
-            data_args(prefix),
-            seq_length=8,
-            seed=1,
-            wanted=SampleCounts(6, 0, 0),
-        ),
-        World(),
-    )
+    data = opened(prefix, 6)
     Path(f"{prefix}.bin").unlink()
     data.check_files()
     Path(f"{prefix}.bin").write_bytes(b"")

@@ -106,6 +106,12 @@ def sizes_differ() -> list[object]:
     return outcomes([(rank(0, 3, port), "alpha"), (rank(3, 4, port), "beta")])
 
 
+def one_fails_that_knows_no_address() -> list[object]:
+    place = dict(rank(1, 2, free_port()))
+    del place["MASTER_ADDR"]
+    return outcomes([(place | {"FAILS": "data.bin: gone"}, "beta")])
+
+
 def no_port_has_this_number() -> list[object]:
     return outcomes([(rank(1, 2, 99_999), "beta")])
 
@@ -176,6 +182,7 @@ def only_ranks_are_known() -> list[object]:
 CASES = (
     one_does_not_come,
     sizes_differ,
+    one_fails_that_knows_no_address,
     no_port_has_this_number,
     no_host_has_such_a_name,
     one_cannot_come,
@@ -217,6 +224,10 @@ def test_a_rank_that_cannot_come_says_why_to_all(found: Mapping[str, list[object
         "data.bin: gone",
         "rank 0 on alpha cannot come: data.bin: gone",
     ]
+
+
+def test_its_own_words_are_kept_where_nobody_can_be_told(found: Mapping[str, list[object]]) -> None:
+    assert found["one_fails_that_knows_no_address"] == ["data.bin: gone"]
 
 
 def test_what_stands_in_the_way_is_said(found: Mapping[str, list[object]]) -> None:
