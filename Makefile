@@ -3,8 +3,12 @@
 PYTHON ?= python3
 VENV ?= .venv
 # Test files that run at a time. Many wait, for processes or deadlines, more than they compute.
-JOBS ?= 2
+JOBS ?= 3
 BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+# Tests start hundreds of processes, each of which would compile this project anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install quickstart test test-all test-cluster lint format clean
 
@@ -33,14 +37,14 @@ quickstart: $(VENV)/.installed
 # The property tests try the same inputs every time here, and new ones in test-all: whether a change
 # may land must not depend on luck, and looking for new failures must not stop.
 test: lint
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow and not cluster" --hypothesis-profile=ci
+	$(PYTEST) -m "not slow and not cluster" --hypothesis-profile=ci
 
 test-all: lint
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not cluster"
+	$(PYTEST) -m "not cluster"
 
 # Each process has a pair of hosts of its own. What is skipped says why, and which packages are missing.
 test-cluster: $(VENV)/.installed-tests
-	$(BIN)/python -m pytest tests/cluster -n $(JOBS) --dist loadfile -rs
+	$(PYTEST) tests/cluster -rs
 
 lint: $(VENV)/.installed-tests
 	$(BIN)/ruff check .

@@ -17,6 +17,9 @@ from collections.abc import Callable
 # So long (seconds) a rank waits before it ends, or speaks, where another one has probably said the
 # same: the launcher stops the whole job as soon as the first rank has ended.
 _SPEAKER_HEAD_START = 2.0
+# And so long one that keeps silent: ranks come to their end seconds apart, and it must not end a node
+# whose speaker is still to speak.
+_SILENT_WAIT = 3 * _SPEAKER_HEAD_START
 
 # What the collectives' libraries say when a rank at the other end has ended: never the cause itself.
 _LOST_PEER = (
@@ -98,10 +101,13 @@ def run_door(main: Callable[[], int | None]) -> None:
         rank = os.environ.get("RANK")  # only now: the program may have worked it out itself
         # What all ranks find wrong is said by rank 0, what those of one node find by its first. That one
         # also speaks, later, where rank 0 should have: a file may be missing on one node only.
-        is_nodes_first = os.environ.get("LOCAL_RANK") == "0"
-        if rank not in (None, "0") and (error.everywhere or not is_nodes_first):
+        is_first, is_nodes_first = rank in (None, "0"), os.environ.get("LOCAL_RANK") == "0"
+        speaks = is_first or is_nodes_first or not error.everywhere
+        if not speaks:
+            time.sleep(_SILENT_WAIT)
+        elif not is_first and (error.everywhere or not is_nodes_first):
             time.sleep(_SPEAKER_HEAD_START)
-        if rank in (None, "0") or not error.everywhere or is_nodes_first:
+        if speaks:
             where = f"rank {rank}: " if rank is not None and not error.everywhere else ""
             sys.stderr.write(f"{where}error: {error}\n")
         status = EXIT_USER_ERROR

@@ -23,6 +23,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_Speaker(config))
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files whose tests start processes come first: the last that workers share out are short ones."""
+    long = {item.path for item in items if item.get_closest_marker("ranks")}
+    items.sort(key=lambda item: item.path not in long)
+
+
 class _Speaker:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config

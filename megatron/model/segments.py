@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 
 from megatron.model.attention_kernels import Scores, attend_causally
 from megatron.runtime.device import has_flash_attention
@@ -146,6 +145,9 @@ def _in_one_kernel(
     segments: Segments, query: Tensor, key: Tensor, value: Tensor, scores: Scores
 ) -> Tensor:
     """[b s, n, d], [b s, k, d] -> [b s, n, d]."""
+    # Not above: it brings torch's compiler, more than a second of every start, to where no GPU is.
+    from torch.nn.attention.varlen import varlen_attn
+
     ends, longest = segments.cumulative, max(segments.lengths)
     out = varlen_attn(
         query,

@@ -144,7 +144,7 @@ def test_where_there_is_one_kernel_it_gets_all_segments(
         calls.append(len(query))
         return one_kernel(query, *args, **options)
 
-    monkeypatch.setattr(segments, "varlen_attn", counted)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", counted)
     monkeypatch.setattr(segments, "has_flash_attention", lambda device: True)
     got = attend_within(ALL, *heads)
     assert calls == [48]

@@ -111,8 +111,6 @@ _WINDOWED = (
 SAMPLE = [
     (Layout(2, sequence=False, zero=1), Variant(4, untied=False, parallel=True, layers=1)),
     (Layout(2, sequence=True, zero=0), Variant(2, untied=True, layers=1)),
-    (Layout(2, sequence=True, data=2, zero=2), Variant(1, untied=True, layers=1)),
-    (Layout(4, sequence=False, zero=0), Variant(2, untied=True, layers=1)),
     (Layout(zero=3, context=2), Variant(4, untied=False, layers=1)),
     (Layout(2, sequence=True, zero=2, context=2), Variant(2, untied=True, layers=1)),
     (Layout(2, sequence=True, data=2, zero=3), Variant(1, untied=False, layers=1)),

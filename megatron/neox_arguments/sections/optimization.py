@@ -111,7 +111,8 @@ class LRScheduleArgs:
     """Warm-up and decay of the learning rate."""
 
     lr_decay_style: Literal["constant", "linear", "cosine", "exponential"] = "linear"
-    """Curve from `lr` down to `min_lr` after warm-up."""
+    """Curve from `lr` down to `min_lr` after warm-up. `linear` gets there at the end of the schedule
+    (GPT-NeoX's heads for 0 and stops early, at `min_lr`), `exponential` stops at half of `lr`."""
 
     lr_decay_iters: NonNegativeInt | None = None
     """Steps over which the learning rate decays, warm-up included. Default: `lr_decay_fraction` x
