@@ -146,7 +146,7 @@ def _in_one_kernel(
 ) -> Tensor:
     """[b s, n, d], [b s, k, d] -> [b s, n, d]."""
     # Not above: it brings torch's compiler, more than a second of every start, to where no GPU is.
-    from torch.nn.attention.varlen import varlen_attn
+    from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415
 
     ends, longest = segments.cumulative, max(segments.lengths)
     out = varlen_attn(

@@ -1,8 +1,8 @@
 """The learning rate as a pure function of the step: nothing to save, nothing to restore.
 
-GPT-NeoX's formulas (2.0, `AnnealingLR` as of 2025), but for the line: there it heads for 0 and stays
-at ``min_lr`` when it gets there, here it reaches ``min_lr`` at the schedule's end. With N the schedule's length in steps and w = warmup × N (not rounded), the
-0-based step k learns at
+GPT-NeoX's formulas (2.0, ``AnnealingLR`` as of 2025), but for the line: there it heads for 0 and stays
+at ``min_lr`` when it gets there, here it reaches ``min_lr`` at the schedule's end. With N the schedule's
+length in steps and w = warmup × N (not rounded), the 0-based step k learns at
 
 - k ≤ w:  lr × max(1, k) / w
 - k > w:  with t = min(1, (k − w) / (N − w)), never below ``min_lr``,
