@@ -1,10 +1,11 @@
 """Whole steps, ready to train on: reads them ahead of time where there are workers.
 
 Workers are forked. A spawned one would import the main program, and with it torch and DeepSpeed, for
-seconds, on every start and times ranks × workers; a forked one is there in some hundredths. Forking a
-process in which gloo, NCCL or OpenMP threads run is safe as long as the child keeps away from what
-these threads may hold: a worker does one thing, copying numbers from mapped files into a new tensor
-(DataLoader gives it one OpenMP thread); no collective, no accelerator, no logger.
+seconds, on every start and times ranks × workers; a forked one is there in some hundredths. Where gloo,
+NCCL or OpenMP threads run, a fork may find their locks held: a worker keeps away from them, for it does
+one thing, copying numbers from mapped files into a new tensor (DataLoader gives it one OpenMP thread); no
+collective, no accelerator, no logger. What Python itself waits for at its start, see
+:mod:`megatron.runtime.forking`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from megatron.data.samplers import Batch
 from megatron.data.step_batch import StepBatch
 from megatron.data.steps import Steps
 from megatron.errors import DataError
+from megatron.runtime.forking import SureForkContext
 from megatron.runtime.parent import end_with_parent
 
 _SIGNAL_PATIENCE: Final = 1.0  # seconds
@@ -57,7 +59,7 @@ class StepLoader(Iterator[StepBatch]):
                 num_workers=min(num_workers, max(1, num_steps)),
                 collate_fn=_unchanged,
                 worker_init_fn=_start_worker,
-                multiprocessing_context="fork",
+                multiprocessing_context=SureForkContext(),
                 # Its own: without one, starting workers would draw from the default generator and
                 # shift the model's dropout.
                 generator=torch.Generator(),
