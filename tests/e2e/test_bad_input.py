@@ -59,7 +59,11 @@ def train(folder: Path, *arguments: str, **options: Any) -> Done:
     [
         (
             lambda folder: shutil.move(folder / "data" / "tiny.idx", folder / "data" / "other.idx"),
-            ["data/tiny.idx: no such file", "data_path", "preprocess_data.py"],
+            [
+                "error: tiny.yml:1: data_path: data/tiny.idx: no such file",
+                "data_path",
+                "preprocess_data.py",
+            ],
         ),
         (
             lambda folder: _cut(folder / "data" / "tiny.bin", 7),
