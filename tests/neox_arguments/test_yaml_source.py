@@ -138,6 +138,7 @@ def test_a_missing_comma_is_found_on_the_line_before() -> None:
         ("a: 1\nhidden_size 64", 2, "hidden_size 64"),
         ("a: 1\nsplit [1, 2]\nb: 2\n", 2, "split [1, 2]"),
         ("hidden_size 64\nb: 2\n", 1, "hidden_size 64"),
+        ("optimizer\n  type: Adam\n", 1, "optimizer"),
         ("# first\n\nhidden_size 64  # wide\n# then\nb: 2\n", 3, "hidden_size 64  # wide"),
         ("o:\n  type: Adam\n  params\n    lr: 1e-3\n", 3, "params"),
         ("o:\n  p:\n    lr 1e-3\n    eps: 1\n", 3, "lr 1e-3"),
@@ -165,7 +166,6 @@ def test_a_colon_without_its_space_is_said() -> None:
         ("a: 1\n  b: 2\n", 2),  # the line before is in order
         ("l:\n  - x\n    b: 2\n", 3),
         ("a:\nb: c: d\n", 2),
-        ("x\n  y: z: 1\n", 1),
     ],
 )
 def test_another_mistake_stays_on_the_line_where_it_is_noticed(text: str, line: int) -> None:
