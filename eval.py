@@ -11,9 +11,11 @@ from megatron.neox_arguments.arguments_cli import (
 )
 from megatron.ranks import adopt_rank_variables
 from megatron.runtime.signals import loading
+from megatron.runtime.threads import wait_passively
 
 
 def main() -> None:
+    wait_passively()
     with loading():
         from megatron.evaluation.run import add_evaluation_arguments, run_evaluation
         from megatron.runtime.peers import watch_peers

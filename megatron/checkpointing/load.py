@@ -14,7 +14,6 @@ same goes for clipping, and for the loss scaling of fp16.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,10 +22,10 @@ from typing import Any
 from torch import Tensor
 
 from megatron.checkpointing.deepspeed_files import engine_facts, model_under
+from megatron.checkpointing.fitting import require_fit, said
 from megatron.checkpointing.layer_files import holds_parts
 from megatron.checkpointing.looking import CheckpointInfo
-from megatron.checkpointing.manifest import EngineFacts, Manifest
-from megatron.checkpointing.parts import gathering
+from megatron.checkpointing.manifest import EngineFacts
 from megatron.checkpointing.tensor_files import BROKEN_FILE
 from megatron.checkpointing.together import describe, together
 from megatron.checkpointing.universal_engines import (
@@ -44,9 +43,6 @@ from megatron.runtime.stock_deepspeed import Engine
 from megatron.runtime.world import World
 
 log = get_logger(__name__)
-
-# How a user sets what the engine calls so.
-_KEYS = {"data_parallel_size": "data_parallel_size x context_parallel_size"}
 
 
 @dataclass(frozen=True)
@@ -89,42 +85,20 @@ def load_checkpoint(
         CheckpointError: on every rank, when the checkpoint does not fit this run or cannot be read
             on some rank.
     """
-    manifest = _manifest_to_continue(info, load_optim)
     now = engine_facts(engine, world.size)
-    different = _differences(manifest.engine, now, load_optim)
+    may_reshape = reshaping is not None and reshaping.allowed
+    manifest, different = require_fit(info, now, load_optim=load_optim, may_reshape=may_reshape)
     # As many stages may hold other layers (pipe_partition_method), which the facts do not tell.
     may_differ = bool(different) or now.pipe_parallel_size > 1
-    if manifest.whole is not None or (may_differ and reshaping is not None and reshaping.allowed):
+    if manifest.whole is not None or (may_differ and may_reshape):
         assert reshaping is not None, "a layout-free checkpoint is loaded a parameter at a time"
         load_reshaped(
             engine, info, model=reshaping.model, groups=reshaping.groups, load_optim=load_optim
         )
-        log.info("reshaped %s: %s", info.path.name, _said(different) or "a parameter at a time")
+        log.info("reshaped %s: %s", info.path.name, said(different) or "a parameter at a time")
         return info.state
-    if different:
-        raise CheckpointError(
-            f"{info.path} does not fit this run\n{_misfit(info, different)}", everywhere=True
-        )
     _load_as_saved(engine, info, manifest.engine, now, world, load_optim)
     return info.state
-
-
-def _manifest_to_continue(info: CheckpointInfo, load_optim: bool) -> Manifest:
-    """What a checkpoint says of itself that a run can go on from; raises for any other."""
-    manifest = info.manifest
-    if manifest is None:
-        raise CheckpointError(
-            f"{info.path} has no manifest: its weights can be read (finetune: true), but a run "
-            "cannot be continued from it",
-            everywhere=True,
-        )
-    if load_optim and not manifest.has_optimizer:
-        raise CheckpointError(
-            f"{info.path} does not fit this run\n"
-            f"  found: no optimizer state, it was saved with no_save_optim\n  to do: {_FROM_WEIGHTS}",
-            everywhere=True,
-        )
-    return manifest
 
 
 def _load_as_saved(
@@ -234,46 +208,3 @@ def _settings_kept(engine: Engine) -> Iterator[None]:
         continue_scaling(own["loss_scaler"], vars(optimizer.loss_scaler))
         optimizer.loss_scaler = own["loss_scaler"]
         optimizer.dynamic_loss_scale = own["loss_scaler"].dynamic
-
-
-_FROM_WEIGHTS = (
-    "start it as it was, or go on from the weights alone with no_load_optim: true (same step) or "
-    "finetune: true (from step 0)"
-)
-
-
-def _differences(saved: EngineFacts, now: EngineFacts, load_optim: bool) -> dict[str, Any]:
-    """What DeepSpeed's files of ``saved`` depend on and is otherwise now: name → (then, now)."""
-    compared = ["model_parallel_size"]
-    if load_optim:
-        compared += ["pipe_parallel_size", "zero_stage", "precision"]
-        if saved.zero_stage > 0:
-            # Each rank's file holds its part of the optimizer's state.
-            compared.append("data_parallel_size")
-    both = {name: (getattr(saved, name), getattr(now, name)) for name in compared}
-    return {name: values for name, values in both.items() if values[0] != values[1]}
-
-
-def _said(different: dict[str, Any]) -> str:
-    return "; ".join(
-        f"{_KEYS.get(name, name)} {then}, this run has {now}"
-        for name, (then, now) in different.items()
-    )
-
-
-def _misfit(info: CheckpointInfo, different: dict[str, Any]) -> str:
-    manifest = info.manifest
-    if manifest is not None and manifest.node_local and len(manifest.disks) > 1:
-        return (
-            f"  found: files of {_said(different)}, on the disks of {len(manifest.disks)} nodes\n"
-            f"  to do: start it as it was; or {gathering(info.path, len(manifest.disks))}, then "
-            "reshape_on_load: true fits it to this run"
-        )
-    root = shlex.quote(str(info.path.parent))
-    whole = shlex.quote(f"{info.path.parent}-whole")
-    return (
-        f"  found: files of {_said(different)}\n"
-        "  to do: set reshape_on_load: true, which fits it to this run, or turn it once into a form for "
-        f"every layout and set load: {whole}\n"
-        f"    python tools/ckpts/reshard.py --load {root} --iteration {info.step} --save {whole}"
-    )

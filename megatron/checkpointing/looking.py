@@ -38,6 +38,23 @@ class CheckpointInfo:
     notes: tuple[str, ...] = field(default=(), compare=False)
 
     @property
+    def form(self) -> str:
+        """Its step, the layout that wrote it and what is in it, for people."""
+        manifest = self.manifest
+        if manifest is None:
+            return f"weights of GPT-NeoX's, step {self.step:,}"
+        engine = manifest.engine
+        if manifest.whole is not None:
+            kind = "layout-free"
+        else:
+            kind = (
+                f"pipe {max(1, engine.pipe_parallel_size)} × data {engine.data_parallel_size} × model "
+                f"{engine.model_parallel_size}, ZeRO {engine.zero_stage}, {engine.precision}"
+            )
+        optimizer = "with" if manifest.has_optimizer else "without"
+        return f"step {manifest.step:,}, {kind}, {optimizer} the optimizer's state"
+
+    @property
     def state(self) -> dict[str, Any]:
         """The run's state as it was saved; empty for a foreign checkpoint."""
         return dict(self.manifest.state) if self.manifest else {}

@@ -7,12 +7,16 @@ embedding, another activation.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import fields
 
 from megatron.checkpointing.folders import CONFIG_FOLDER, EFFECTIVE_CONFIG_NAME
 from megatron.checkpointing.looking import CheckpointInfo
 from megatron.errors import CheckpointError
+from megatron.logging import get_logger
 from megatron.neox_arguments.sections import ModelArgs
+
+log = get_logger(__name__)
 
 # Keys that shapes do not show, or show less clearly; what each key's value comes to in a model.
 _COMPARED = {
@@ -66,6 +70,41 @@ def model_of(info: CheckpointInfo) -> ModelArgs:
         return ModelArgs(**{f.name: values[f.name] for f in fields(ModelArgs) if f.name in values})
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
+
+
+def check_same_model(found: CheckpointInfo, model: ModelArgs, *, finetune: bool) -> None:
+    """Refuse to train on as another model than the one that was trained; say so in a fine-tuning.
+
+    Names and shapes are compared where weights are loaded. This is about what they do not show.
+
+    Raises:
+        CheckpointError: the configuration in the checkpoint describes another model.
+    """
+    if found.manifest is None:
+        return
+    changed = model_differences(model_of(found), model)
+    if not changed:
+        return
+    if finetune:
+        log.info("finetune: another model than was trained: %s", "; ".join(changed))
+        return
+    raise refusal(
+        found,
+        "its run trained another model than this configuration describes",
+        changed,
+        "restore these keys, or start anew from its weights with finetune: true",
+    )
+
+
+def refusal(
+    found: CheckpointInfo, what: str, changed: Sequence[str], remedy: str
+) -> CheckpointError:
+    """Why a run may not go on from ``found``, the same on all ranks: ``changed`` says then and now."""
+    lines = "\n".join(f"    {line}" for line in changed)
+    return CheckpointError(
+        f"{found.path}: {what}\n  checkpoint → configuration:\n{lines}\n  to do: {remedy}",
+        everywhere=True,
+    )
 
 
 def model_differences(theirs: ModelArgs, ours: ModelArgs) -> list[str]:

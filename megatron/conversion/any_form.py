@@ -86,7 +86,7 @@ def _ours(origin: Origin, ids: int | None) -> Model:
     ]
     return Model(
         origin.info.path,
-        _form_of(origin),
+        origin.info.form,
         sorted(parameters, key=lambda parameter: parameter.layer),
         lambda parameter: reader.read(VALUE, Part(parameter.name, parameter.shape)),
     )
@@ -108,19 +108,3 @@ def _foreign(folder: Path) -> Model:
     )
     form = f"{source.family.architecture}, {PRECISIONS[source.dtype]}"
     return Model(folder, form, tuple(parameters_of(model, source.vocab_size)), weights.read)
-
-
-def _form_of(origin: Origin) -> str:
-    manifest = origin.info.manifest
-    if manifest is None:
-        return f"weights of GPT-NeoX's, step {origin.info.step:,}"
-    engine = manifest.engine
-    if manifest.whole is not None:
-        kind = "layout-free"
-    else:
-        kind = (
-            f"pipe {max(1, engine.pipe_parallel_size)} × data {engine.data_parallel_size} × model "
-            f"{engine.model_parallel_size}, ZeRO {engine.zero_stage}, {engine.precision}"
-        )
-    optimizer = "with" if manifest.has_optimizer else "without"
-    return f"step {manifest.step:,}, {kind}, {optimizer} the optimizer's state"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from megatron import logging as neox_logging
 from megatron.conversion.comparison import TOLERANCE
-from megatron.conversion.exporting import Wishes, export_checkpoint
+from megatron.conversion.exporting import Wishes, compare_export, export_checkpoint
 from megatron.conversion.families import FAMILIES
 from megatron.conversion.importing import Layout, import_folder, import_model
 from megatron.conversion.shards import bytes_in
@@ -22,6 +22,7 @@ both are compared, where transformers is installed; if they differ nothing is le
 
 example:
   python tools/ckpts/convert_neox_to_hf.py --input_dir checkpoints/mine --output_dir hf/mine
+  python tools/ckpts/convert_neox_to_hf.py --input_dir checkpoints/mine --output_dir hf/mine --compare_only
 """
 _FROM_HF = """Turn a folder of Hugging Face's into a checkpoint, and write the configuration for it.
 
@@ -46,6 +47,37 @@ _DTYPES = ("auto", "fp32", "bf16", "fp16")
 
 def neox_to_hf(argv: Sequence[str] | None = None) -> None:
     """From a checkpoint to a folder of Hugging Face's."""
+    parser = _parser_to_hf()
+    parsed = parser.parse_args(argv)
+    neox_logging.configure(rank=0)
+    if parsed.compare_only:
+        _refuse_without_effect(parser, parsed)
+        found = compare_export(
+            parsed.input_dir,
+            parsed.output_dir,
+            iteration=parsed.iteration,
+            config_files=parsed.config_file,
+            tolerance=parsed.tolerance,
+        )
+        sys.stdout.write(f"{found.text()}\n")
+        return
+    done = export_checkpoint(
+        parsed.input_dir,
+        parsed.output_dir,
+        iteration=parsed.iteration,
+        config_files=parsed.config_file,
+        wishes=Wishes(
+            dtype=None if parsed.dtype == "auto" else parsed.dtype,
+            max_shard_size=bytes_in(parsed.max_shard_size),
+            family=parsed.architecture,
+            with_tokenizer=not parsed.no_save_tokenizer,
+            tolerance=parsed.tolerance,
+        ),
+    )
+    sys.stdout.write(f"{done.text()}\n")
+
+
+def _parser_to_hf() -> argparse.ArgumentParser:
     parser = _parser(_TO_HF)
     add = parser.add_argument
     _add_folders(parser, "a run's checkpoints, or one of them (global_step<N>)")
@@ -72,22 +104,20 @@ def neox_to_hf(argv: Sequence[str] | None = None) -> None:
         action="store_true",
         help="leave the tokenizer's files out",
     )
-    parsed = parser.parse_args(argv)
-    neox_logging.configure(rank=0)
-    done = export_checkpoint(
-        parsed.input_dir,
-        parsed.output_dir,
-        iteration=parsed.iteration,
-        config_files=parsed.config_file,
-        wishes=Wishes(
-            dtype=None if parsed.dtype == "auto" else parsed.dtype,
-            max_shard_size=bytes_in(parsed.max_shard_size),
-            family=parsed.architecture,
-            with_tokenizer=not parsed.no_save_tokenizer,
-            tolerance=parsed.tolerance,
-        ),
+    add(
+        "--compare_only",
+        "--compare-only",
+        action="store_true",
+        help="write nothing: compare the folder that is there, whoever made it, with the checkpoint",
     )
-    sys.stdout.write(f"{done.text()}\n")
+    return parser
+
+
+def _refuse_without_effect(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> None:
+    """Refuse, where nothing is written, what says how to write."""
+    for name in ("dtype", "max_shard_size", "architecture", "no_save_tokenizer"):
+        if getattr(parsed, name) != parser.get_default(name):
+            parser.error(f"--{name} says how to write a folder: --compare_only writes none")
 
 
 def hf_to_neox(argv: Sequence[str] | None = None) -> None:

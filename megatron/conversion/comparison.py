@@ -80,6 +80,7 @@ def compare(
     *,
     dtype: torch.dtype,
     tolerance: float = TOLERANCE,
+    to_do: str = "nothing was written; look for what config.json and the weights do not agree on",
 ) -> Comparison:
     """Compare a model of ours with ``reference``.
 
@@ -90,6 +91,7 @@ def compare(
         reference: the same model, its weights rounded to ``dtype``.
         dtype: in which the new files are.
         tolerance: how far logits may be apart.
+        to_do: what to tell people where they are further apart.
 
     Raises:
         CheckpointError: they are further apart.
@@ -110,8 +112,7 @@ def compare(
     if not difference <= tolerance:  # nor may it be no number
         raise CheckpointError(
             f"the two models do not compute the same\n  found: {found.text()}\n"
-            f"  expected: {tolerance:g} at most\n"
-            "  to do: nothing was written; look for what config.json and the weights do not agree on"
+            f"  expected: {tolerance:g} at most\n  to do: {to_do}"
         )
     return found
 

@@ -19,13 +19,14 @@ from megatron.conversion.our_checkpoint import DTYPES, Origin, WholeWeights, fin
 from megatron.conversion.output_folder import made_whole, require_free
 from megatron.conversion.parameters import counterpart
 from megatron.conversion.shards import write_tensors
+from megatron.conversion.sources import hf_source
 from megatron.conversion.tokenizer_files import (
     TokenIds,
     token_ids,
     tokenizer_of,
     write_tokenizer,
 )
-from megatron.errors import TokenizerError
+from megatron.errors import CheckpointError, TokenizerError
 from megatron.runtime.durable import write_file
 from megatron.tokenizer import Tokenizer
 
@@ -111,7 +112,7 @@ def export_checkpoint(
     """
     started, wishes = time.perf_counter(), wishes or Wishes()
     final = Path(target).absolute()
-    require_free(final, "output_dir")
+    require_free(final, "output_dir", more="; --compare_only compares what is there")
     origin = find_origin(source, iteration, config_files)
     family = family_of(origin.model, wishes.family)
     tokenizer = _tokenizer(origin, wishes)
@@ -141,6 +142,60 @@ def export_checkpoint(
         compared,
         time.perf_counter() - started,
     )
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A checkpoint and a folder that were there, and how far their logits are apart."""
+
+    source: Path
+    target: Path
+    comparison: Comparison
+
+    def text(self) -> str:
+        """For people, a fact a line."""
+        return f"read     {self.source}\nread     {self.target}\ncompared {self.comparison.text()}"
+
+
+def compare_export(
+    source: str | Path,
+    target: str | Path,
+    *,
+    iteration: int | None = None,
+    config_files: Sequence[str | Path] = (),
+    tolerance: float = TOLERANCE,
+) -> Compared:
+    """Compare a folder of Hugging Face's with a checkpoint, as at the end of an export. Writes nothing.
+
+    Args:
+        source, iteration, config_files: as for :func:`export_checkpoint`.
+        target: the folder.
+        tolerance: how far logits may be apart.
+
+    Raises:
+        CheckpointError: one of them cannot be read, they do not compute the same, or nobody here can tell.
+        ConfigError: the configuration is not right.
+    """
+    origin = find_origin(source, iteration, config_files)
+    there = hf_source(Path(target), None)
+    weights = WholeWeights(origin.info, origin.model, there.vocab_size)
+    if weights.vocab_size != there.vocab_size:
+        raise CheckpointError(
+            f"{target} has {there.vocab_size:,} ids, {origin.info.path} has {weights.vocab_size:,}"
+        )
+    found = compare(
+        origin.model,
+        there.vocab_size,
+        weights.read,
+        there.reference,
+        dtype=there.dtype,
+        tolerance=tolerance,
+        to_do="look whether the folder is of this step (--iteration N); "
+        "tools/ckpts/inspect_checkpoints.py compares their weights one by one",
+    )
+    if found.difference is None:
+        raise CheckpointError(found.text())
+    return Compared(origin.info.path, Path(target), found)
 
 
 def _tokenizer(origin: Origin, wishes: Wishes) -> Tokenizer | None:

@@ -12,8 +12,8 @@ from megatron.errors import CheckpointError
 from megatron.runtime.durable import sync_folder, temporary_name
 
 
-def require_free(folder: Path, name: str) -> None:
-    """Insist on a folder that holds nothing yet.
+def require_free(folder: Path, name: str, *, more: str = "") -> None:
+    """Insist on a folder that holds nothing yet; ``more``: what else can be done where it holds something.
 
     Raises:
         CheckpointError: something is there.
@@ -22,7 +22,7 @@ def require_free(folder: Path, name: str) -> None:
         return
     if folder.exists():
         raise CheckpointError(
-            f"{name}: {folder} is not empty\n  to do: choose another folder, or remove that one"
+            f"{name}: {folder} is not empty\n  to do: choose another folder, or remove that one{more}"
         )
 
 

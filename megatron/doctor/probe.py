@@ -12,7 +12,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from megatron.doctor import folders
 from megatron.doctor.agreed_port import agreed_port
@@ -28,6 +28,7 @@ from megatron.doctor.torch_process import TorchProcess
 from megatron.doctor.visit import Facts, Visit
 from megatron.errors import ConfigError, LaunchError, NeoXError, run_door
 from megatron.launch.plan import HOSTS_VARIABLE
+from megatron.launch.start_point import start_point
 from megatron.neox_arguments import NeoXArgs
 from megatron.neox_arguments.arguments_cli import add_config_arguments, overrides_from_cli
 from megatron.ranks import adopt_rank_variables
@@ -115,7 +116,8 @@ def _judge(
         folders=folders.folders_of(args) if args is not None else {},
         absent=absent_hosts(os.environ, world.num_nodes, names),
     )
-    return [*unfit, *diagnose(facts, case)], case
+    start = _start(args, needs, world)
+    return [*unfit, *start, *diagnose(facts, case)], case
 
 
 def absent_hosts(env: Mapping[str, str], num_nodes: int, came: Mapping[int, str]) -> dict[str, str]:
@@ -146,6 +148,22 @@ def _needs(facts: Facts, args: NeoXArgs | None, world: World) -> tuple[Needs | N
         to_do = "set num_gpus (processes a host), or the keys that it names"
         return None, [Finding("versions", "error", where, to_do)]
     return needs, []
+
+
+def _start(args: NeoXArgs | None, needs: Needs | None, world: World) -> Iterator[Finding]:
+    """What this host's ``load`` holds for the run."""
+    if args is None or needs is None or not args.model.is_given:
+        return
+    ranks = world.num_nodes * needs.ranks_per_host
+    found = start_point(args, ranks=ranks, nodes=world.num_nodes)
+    if found is None:
+        return
+    if not found.refusal:
+        yield Finding("folders", "ok", f"load {found.text}")
+        return
+    what, _, to_do = found.refusal.partition("\n  to do: ")
+    lines = "; ".join(map(str.strip, what.splitlines()))
+    yield Finding("folders", "error", lines, " ".join(to_do.split()))
 
 
 def _by_label(facts: Facts, labels: Mapping[int, str]) -> dict[str, object]:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from megatron.evaluation.progress import told
 from megatron.evaluation.windows import Windows
 from megatron.model import GPT2Model
 from megatron.mpu import ParallelGroups
@@ -68,6 +69,9 @@ def score_documents(
     place, grid = groups.place, groups.grid
     batches = windows.batches(
         size=micro_batch_size, rank=place.data, ranks=grid.data, blank=not model.reads_data
+    )
+    batches = told(
+        batches, num_windows=len(windows), seq_length=windows.seq_length, ranks=grid.data
     )
     parts = (batch.part_of_sequences(place.context, grid.context) for batch in batches)
     total = total_loss(model, parts, groups, device)

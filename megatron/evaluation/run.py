@@ -16,11 +16,15 @@ from megatron.data.vocabulary import check_token_ids
 from megatron.errors import ConfigError, DataError
 from megatron.evaluation.perplexity import Score, score_documents
 from megatron.evaluation.windows import Windows
+from megatron.logging import get_logger
 from megatron.neox_arguments import NeoXArgs
+from megatron.neox_arguments.path_places import DATA_PATHS, told_where
 from megatron.runtime.durable import replace_file
 from megatron.runtime.world import World
 from megatron.training.loading import load_trained_model
 from megatron.training.setup import build_parts
+
+log = get_logger(__name__)
 
 SPLITS = ("train", "valid", "test")
 
@@ -53,7 +57,9 @@ def run_evaluation(args: NeoXArgs, world: World, asked: argparse.Namespace) -> s
     if asked.output is not None and world.is_first:
         _check_output(asked.output)
     parts = build_parts(args, world)
-    name, documents, first, last = _choose(args, asked)
+    with told_where(args, *DATA_PATHS):
+        name, documents, first, last = _choose(args, asked)
+    log.info("scoring %s: %s documents", name, f"{last - first:,}")
     # An id past the vocabulary would crash on the way, or mean another token.
     start, count = documents.tokens_between(0, first), documents.tokens_between(first, last)
     check_token_ids(

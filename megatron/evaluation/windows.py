@@ -53,7 +53,7 @@ class Windows:
     ) -> None:
         self._documents = documents
         self._first = first
-        self._seq_length = seq_length
+        self.seq_length = seq_length
         self._boundaries = boundaries
         # ends[i]: tokens in the documents up to and including the i-th of the range
         self._ends = np.cumsum(np.asarray(documents.sizes[first:last], dtype=np.int64))
@@ -61,7 +61,7 @@ class Windows:
 
     def __len__(self) -> int:
         predicted = max(0, self.num_tokens - 1)
-        return -(-predicted // self._seq_length)
+        return -(-predicted // self.seq_length)
 
     def tokens(self, start: int, stop: int) -> NDArray[np.int64]:
         """Tokens ``start`` … ``stop`` - 1 of the documents end to end, at most those there are."""
@@ -92,14 +92,14 @@ class Windows:
     def _blank(self, windows: Sequence[int]) -> StepBatch:
         return blank_batch(
             (1, len(windows)),
-            self._seq_length,
+            self.seq_length,
             first_sample=windows[0],
             num_samples=len(windows),
             boundaries=self._boundaries,
         )
 
     def _batch(self, windows: Sequence[int]) -> StepBatch:
-        s = self._seq_length
+        s = self.seq_length
         # Behind the last window's end is the id 0, which every model has; it counts for nothing.
         tokens = np.zeros((len(windows), s + 1), dtype=np.int64)
         mask = np.zeros((len(windows), s), dtype=bool)
@@ -121,7 +121,7 @@ class Windows:
 
     def _starts(self, begin: int) -> list[int]:
         """Where documents begin in the inputs of the window from token ``begin`` on."""
-        first, stop = np.searchsorted(self._ends, [begin, begin + self._seq_length], side="right")
+        first, stop = np.searchsorted(self._ends, [begin, begin + self.seq_length], side="right")
         # An empty document ends where the next one begins, too.
         inside = np.unique(self._ends[first:stop]) - begin
-        return [0, *(place for place in inside.tolist() if place < self._seq_length)]
+        return [0, *(place for place in inside.tolist() if place < self.seq_length)]

@@ -14,6 +14,7 @@ from megatron.launch.facts import Row, facts_page
 from megatron.launch.machine import accelerator_count
 from megatron.launch.needed_files import problems_with_files
 from megatron.launch.plan import check_configuration, plan_launch
+from megatron.launch.start_point import start_point
 from megatron.neox_arguments import NeoXArgs
 from megatron.neox_arguments.payload import VARIABLE
 
@@ -24,7 +25,8 @@ class Report:
 
     Attributes:
         page: the facts, or the JSON that DeepSpeed would get.
-        stops_at: files without which a start would end at once, as it would say it.
+        stops_at: files without which a start would end at once, or a checkpoint from which it could not go
+            on, as it would say it.
     """
 
     page: str
@@ -55,9 +57,11 @@ def check(command: Command) -> Report:
     """
     accelerators = accelerator_count()
     rows: list[Row] = []
+    stops_at: list[str] = []
+    trains = command.names_script and Path(command.script).name == DEFAULT_SCRIPT
     if command.names_script:
         args = check_configuration(command)
-        if Path(command.script).name == DEFAULT_SCRIPT and not command.deepspeed_json:
+        if trains and not command.deepspeed_json:
             args.require(
                 "train_iters|train_epochs", "data_path|train_data_paths", purpose="training"
             )
@@ -78,8 +82,12 @@ def check(command: Command) -> Report:
         if not args.model.is_given:
             raise LaunchError("--deepspeed_json: there is no model in this configuration")
         return Report(json.dumps(args.deepspeed_config(ranks), indent=2) + "\n")
+    start = start_point(args, ranks=ranks, nodes=nodes) if trains else None
+    if start is not None:
+        rows.insert(0, ("load", start.text))
+        stops_at += filter(None, [start.refusal])
     page = facts_page(args, ranks=ranks, nodes=nodes, accelerators=accelerators, more=rows)
-    stops_at = list(problems_with_files(args, command.script, is_start=command.names_script))
+    stops_at += problems_with_files(args, command.script, is_start=command.names_script)
     if command.names_script and args.training.distributed_backend == "nccl" and not accelerators:
         stops_at.append(
             "distributed_backend: nccl needs GPUs, and there are none here: leave it out, which chooses by "

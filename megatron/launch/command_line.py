@@ -6,10 +6,12 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from megatron.errors import LaunchError
 from megatron.neox_arguments.arguments_cli import add_config_arguments, overrides_from_cli
-from megatron.neox_arguments.files import SUFFIXES
+from megatron.neox_arguments.files import SUFFIXES, resolve
+from megatron.neox_arguments.problems import closest
 from megatron.neox_arguments.yaml_source import canonical
 
 USAGE = """\
@@ -19,7 +21,6 @@ USAGE = """\
   ./deepy.py --num_gpus 2 train.py configs/125M.yml configs/local_setup.yml --set train_iters=10
   ./deepy.py --check [script.py] configs/125M.yml configs/local_setup.yml
   ./deepy.py --hostfile hosts --dry-run train.py configs/125M.yml configs/local_setup.yml
-  ./deepy.py doctor configs/125M.yml configs/local_setup.yml
   ./deepy.py doctor [--json] configs/125M.yml configs/local_setup.yml
   ./deepy.py --deepspeed_json configs/125M.yml configs/local_setup.yml
   ./deepy.py generate.py configs/125M.yml configs/local_setup.yml configs/text_generation.yml -i prompts.txt
@@ -29,6 +30,8 @@ script as they stand. Launcher options put values over the configuration's keys 
 
 # What a configuration is checked for where no script is named.
 DEFAULT_SCRIPT = "train.py"
+# The programs that take a configuration.
+SCRIPTS = (DEFAULT_SCRIPT, "generate.py", "eval.py")
 # Each is a key of the configuration too.
 LAUNCHER_OPTIONS = {
     "hostfile": "file of hosts, one 'name slots=N' per line",
@@ -123,6 +126,8 @@ def parse_command(argv: Sequence[str]) -> Command:
         raise LaunchError(f"command line: unknown option {own[0]}; see ./deepy.py --help")
     # Intermixed: configuration files may stand before and after options.
     parsed = parser.parse_intermixed_args(known)
+    if not names_script and parsed.config:
+        _refuse_half_a_script(parsed.config[0], parsed.conf_dir)
     options = [
         f"{key}={getattr(launcher, key)}" for key in LAUNCHER_OPTIONS if getattr(launcher, key)
     ]
@@ -152,32 +157,45 @@ def _take_script(after: list[str]) -> tuple[str, list[str]]:
     return after[0], after[1:]
 
 
+def meant_script(name: str) -> str | None:
+    """The script of ours that a mistyped ``name`` most probably means, if any is near enough."""
+    stem = closest(Path(name).stem, [Path(script).stem for script in SCRIPTS])
+    return f"{stem}.py" if stem else None
+
+
+def _refuse_half_a_script(word: str, conf_dir: str | None) -> None:
+    """A check takes its first word for a configuration unless it ends as a script does."""
+    if f"{word}.py" in SCRIPTS and resolve(word, conf_dir) is None:
+        raise LaunchError(
+            f"command line: {word} is no configuration file; did you mean the script {word}.py?"
+        )
+
+
 def _launcher_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="deepy.py", usage=USAGE, allow_abbrev=False)
     parser.add_argument(
         "--check", action="store_true", help="check and describe the configuration, start nothing"
     )
-    parser.add_argument(
-        "--deepspeed_json",
-        "--deepspeed-json",
-        action="store_true",
-        help="show the configuration that DeepSpeed gets, start nothing",
-    )
-    parser.add_argument(
-        "--dry-run",
-        "--dry_run",
-        action="store_true",
-        help="show hosts, ranks, devices, command and environment, start nothing",
-    )
-    for key, text in SWITCHES.items():
-        parser.add_argument(
-            f"--{key}", f"--{key.replace('_', '-')}", dest=key, action="store_true", help=text
-        )
+    switches = {
+        "deepspeed_json": "show the configuration that DeepSpeed gets, start nothing",
+        "dry-run": "show hosts, ranks, devices, command and environment, start nothing",
+        **SWITCHES,
+    }
+    for name, text in switches.items():
+        _add_in_both_spellings(parser, name, text, action="store_true")
     for key, text in LAUNCHER_OPTIONS.items():
-        parser.add_argument(
-            f"--{key}", f"--{key.replace('_', '-')}", dest=key, metavar="X", help=text
-        )
+        _add_in_both_spellings(parser, key, text, metavar="X")
     return parser
+
+
+def _add_in_both_spellings(
+    parser: argparse.ArgumentParser, name: str, text: str, **settings: Any
+) -> None:
+    """Add ``--name``, and in silence what it is with ``_`` for ``-`` or the other way round."""
+    key = canonical(name)
+    parser.add_argument(f"--{name}", dest=key, help=text, **settings)
+    for other in {key, key.replace("_", "-")} - {name}:
+        parser.add_argument(f"--{other}", dest=key, help=argparse.SUPPRESS, **settings)
 
 
 def _before_script(argv: Sequence[str]) -> list[str]:

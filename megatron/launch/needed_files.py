@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from megatron.launch.command_line import DEFAULT_SCRIPT
+from megatron.launch.command_line import DEFAULT_SCRIPT, SCRIPTS
 from megatron.launch.data_facts import data_problems
 from megatron.launch.plan import ROOT
 from megatron.neox_arguments import NeoXArgs
+from megatron.neox_arguments.path_places import DATA_PATHS, TOKENIZER_PATHS, with_place
 from megatron.neox_arguments.tokenizer_files import files_read, unset_files
 
 # Programs that read the token files, and those that build the tokenizer.
 _READS_DATA = DEFAULT_SCRIPT
-_BUILD_TOKENIZER = (DEFAULT_SCRIPT, "generate.py", "eval.py")
+_BUILD_TOKENIZER = SCRIPTS
+# Keys that name them.
+_PATHS = (*TOKENIZER_PATHS, *DATA_PATHS, "hostfile", "base_shapes_file")
 
 
 def problems_with_files(args: NeoXArgs, script: str, *, is_start: bool) -> list[str]:
@@ -28,7 +31,11 @@ def problems_with_files(args: NeoXArgs, script: str, *, is_start: bool) -> list[
     found = dict(_missing_files(args))
     if Path(script).name == _READS_DATA:
         found |= data_problems(args.data)
-    missing = [text for path, text in found.items() if not any(path in text for text in examples)]
+    missing = [
+        with_place(args, text, _PATHS)
+        for path, text in found.items()
+        if not any(path in text for text in examples)
+    ]
     told = args.tokenizer
     builds = is_start and Path(script).name in _BUILD_TOKENIZER
     if builds or told.vocab_file or told.merge_file:

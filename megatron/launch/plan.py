@@ -14,15 +14,17 @@ from typing import Final
 
 from megatron.errors import LaunchError
 from megatron.launch.carried import carried_variables
-from megatron.launch.command_line import Command
+from megatron.launch.command_line import Command, meant_script
 from megatron.launch.hosts import ANY_HOST, LOCAL, Share, plan_hosts
 from megatron.launch.machine import accelerator_count, is_this_host, usable_cores
 from megatron.launch.slurm import slurm_options
 from megatron.neox_arguments import NeoXArgs
+from megatron.neox_arguments.path_places import told_where
 from megatron.neox_arguments.payload import VARIABLE, payload_of
 from megatron.neox_arguments.sections import LaunchArgs
 from megatron.ranks import FIRST_PORT, PORTS
 from megatron.runtime.ports import port_problem
+from megatron.runtime.threads import wait_policy
 
 ROOT = Path(__file__).resolve().parents[2]
 # Programs that take a batch of the size that the configuration says. The others only need the layout.
@@ -116,7 +118,8 @@ def plan_launch(
     """
     env = os.environ if env is None else env
     script = find_script(command.script)
-    hosts, launcher = plan_hosts(args.launch, env, accelerator_count(env))
+    with told_where(args, "hostfile"):
+        hosts, launcher = plan_hosts(args.launch, env, accelerator_count(env))
     ranks = sum(share.ranks for share in hosts)
     if script.name == _TRAINING_SCRIPT:
         check_configuration(command, ranks)  # again, now that it is known how many there are
@@ -192,7 +195,9 @@ def find_script(name: str) -> Path:
     for candidate in (Path(name), ROOT / name):
         if candidate.is_file():
             return candidate
-    raise LaunchError(f"command line: no such script: {name} (looked here and in {ROOT})")
+    meant = meant_script(name)
+    hint = f"; did you mean {meant}?" if meant else ""
+    raise LaunchError(f"command line: no such script: {name} (looked here and in {ROOT}){hint}")
 
 
 def rank_environment(env: Mapping[str, str], ranks: int, accelerators: int) -> dict[str, str]:
@@ -201,10 +206,7 @@ def rank_environment(env: Mapping[str, str], ranks: int, accelerators: int) -> d
     added = {"PYTHONPATH": os.pathsep.join(paths)}
     if "OMP_NUM_THREADS" not in env:
         added["OMP_NUM_THREADS"] = str(max(1, usable_cores() // ranks))
-    if "OMP_WAIT_POLICY" not in env:
-        # Threads that spin while they wait for each other make a step several times as long as soon
-        # as another program wants a core.
-        added["OMP_WAIT_POLICY"] = "PASSIVE"
+    added |= wait_policy(env)
     if not accelerators and "DS_ACCELERATOR" not in env:
         # Otherwise DeepSpeed probes for devices, and says so, in every process.
         added["DS_ACCELERATOR"] = "cpu"

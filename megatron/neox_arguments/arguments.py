@@ -26,12 +26,19 @@ from megatron.neox_arguments.batch_sizes import (
 from megatron.neox_arguments.checking import Checked, check_values
 from megatron.neox_arguments.deepspeed_json import deepspeed_config
 from megatron.neox_arguments.files import ConfigFile, read_files
-from megatron.neox_arguments.merging import Merged, apply_overrides, document_from, merge
-from megatron.neox_arguments.problems import Problems, closest, shown
+from megatron.neox_arguments.merging import (
+    Merged,
+    apply_overrides,
+    document_from,
+    merge,
+    nearest_place,
+)
+from megatron.neox_arguments.problems import Place, Problems, closest, shown
 from megatron.neox_arguments.registry import FIELDS, SECTIONS
 from megatron.neox_arguments.rules import REQUIRED, check_rules
 from megatron.neox_arguments.shorthands import complete_groups
 from megatron.neox_arguments.values import FrozenDict, thaw
+from megatron.neox_arguments.yaml_source import KeyPath
 
 _Args = TypeVar("_Args", bound="NeoXArgs")
 
@@ -45,12 +52,14 @@ class NeoXArgs(sections.Sections):
         notes: what a run should say once: ignored keys, values that stand for others.
         expected: values that only a run knows (``world_size`` ...), as the files expect them.
         overrides: the ``key=value`` texts that were put over the files.
+        places: where each value, or each part of one, was written.
     """
 
     files: tuple[ConfigFile, ...] = ()
     notes: tuple[str, ...] = ()
     expected: Mapping[str, Any] = field(default_factory=FrozenDict)
     overrides: tuple[str, ...] = ()
+    places: Mapping[KeyPath, Place] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def from_ymls(
@@ -130,6 +139,7 @@ class NeoXArgs(sections.Sections):
             notes=tuple(checked.notes),
             expected=FrozenDict(checked.runtime),
             overrides=overrides,
+            places=dict(merged.places),
         )
         notes = check_rules(args, merged, problems, world_size)
         problems.raise_if_any()
@@ -160,6 +170,10 @@ class NeoXArgs(sections.Sections):
         """A short fingerprint of :meth:`flat`: equal on every host where the same run is asked for."""
         text = json.dumps(self.flat(), sort_keys=True, ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def place(self, path: KeyPath) -> Place | None:
+        """Where the value at ``path``, or the nearest thing around it, was written; None for a default."""
+        return nearest_place(self.places, path)
 
     # What depends on the world.
 

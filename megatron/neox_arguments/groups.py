@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from megatron.neox_arguments.known_keys import SHORTHANDS
+from megatron.neox_arguments.known_keys import RENAMED, RENAMED_INSIDE, SHORTHANDS
 from megatron.neox_arguments.merging import Merged
 from megatron.neox_arguments.nested_keys import GROUPS, OPTIMIZER_PARAMS
 from megatron.neox_arguments.nested_services import (
@@ -75,10 +75,23 @@ def _hint(key: str, table: dict[str, Any], path: KeyPath) -> str:
             return "it is a key of its own here: write it at the top level"
         if key in NOT_HERE:
             return "DeepSpeed's own is not supported here: take it out"
-    meant = closest(key, table)
+    meant = _meant_inside(key, table, path)
     if meant:
         return f"unknown key; did you mean {meant}?"
     return f"unknown key; known here: {', '.join(sorted(table)[:12])}"
+
+
+def _meant_inside(key: str, table: dict[str, Any], path: KeyPath) -> str | None:
+    """The key of the group ``path`` that an unknown ``key`` most probably means, if any is near enough."""
+    # By its short name, or by others' for that; a group further in may hold it.
+    nested = SHORTHANDS.get(RENAMED.get(key, key), ())
+    if nested[: len(path)] == path:
+        return ".".join(nested[len(path) :])
+    others = {**RENAMED, **RENAMED_INSIDE}
+    words = {name: name for name in table} | {
+        name: meant for name, meant in others.items() if meant in table
+    }
+    return words.get(closest(key, words) or "")
 
 
 def _check_inner(

@@ -118,3 +118,16 @@ RENAMED: dict[str, str] = {
     "logging_steps": "log_interval",
     "eval_steps": "eval_interval",
 }
+
+# The same for keys inside a group, where a group has the key that is meant.
+RENAMED_INSIDE: dict[str, str] = {
+    "epsilon": "eps",
+    "adam_epsilon": "eps",
+    "adam_eps": "eps",
+    "beta1": "betas",
+    "beta2": "betas",
+    "adam_beta1": "betas",
+    "adam_beta2": "betas",
+    "adam_betas": "betas",
+    "wd": "weight_decay",
+}

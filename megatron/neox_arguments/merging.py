@@ -41,17 +41,22 @@ class Merged:
 
     def place(self, path: KeyPath) -> Place | None:
         """Where ``path``, or the nearest thing around it, was written."""
-        while path:
-            if path in self.places:
-                return self.places[path]
-            path = path[:-1]
-        return None
+        return nearest_place(self.places, path)
 
     def drop(self, path: KeyPath) -> None:
         """Forget where ``path`` and everything below it was written, and how."""
         for table in (self.places, self.texts):
             for known in [known for known in table if known[: len(path)] == path]:
                 del table[known]
+
+
+def nearest_place(places: Mapping[KeyPath, Place], path: KeyPath) -> Place | None:
+    """The place of ``path``, or of the nearest thing around it."""
+    while path:
+        if path in places:
+            return places[path]
+        path = path[:-1]
+    return None
 
 
 def same_value(left: Any, right: Any) -> bool:

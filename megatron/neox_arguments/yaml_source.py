@@ -41,6 +41,9 @@ _PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
 _UNREADABLE: Any = object()
 # More than any key can take, less than Python's own limit.
 _MOST_DIGITS = 1000
+_COLON = re.compile(r":(\s|$)")
+# What the parser says of the line behind a first key without its colon.
+_NOTICED_BEHIND = ("mapping values are not allowed here", "expected '<document start>'")
 # Aliases can make a short text stand for an endless one.
 _MAX_NODES = 100_000
 
@@ -137,20 +140,56 @@ def _report_syntax(source: str, text: str, error: MarkedYAMLError, problems: Pro
     mark = error.problem_mark or error.context_mark
     assert mark is not None, "the reader of a text knows where it is"
     lines = text.splitlines()
+    line = _line_without_colon(lines, error)
+    if line is not None:
+        _report_missing_colon(source, lines, line, problems)
+        return
     found = lines[mark.line].strip() if mark.line < len(lines) else "the end of the file"
     hint = ""
     if "expected ',' or" in str(error.problem):
-        before = [
-            n for n in range(mark.line) if lines[n].strip() and not lines[n].strip().startswith("#")
-        ]
-        if before and not _without_comment(lines[before[-1]]).endswith((",", "{", "[")):
-            hint = f"; a comma is probably missing at the end of line {before[-1] + 1}"
+        before = _line_before(lines, mark.line)
+        if before is not None and not _without_comment(lines[before]).endswith((",", "{", "[")):
+            hint = f"; a comma is probably missing at the end of line {before + 1}"
     context = f"{error.context}: " if error.context else ""
     problems.add(
         "",
         f"column {mark.column + 1}: YAML cannot be read: {context}{error.problem}, at `{found}`{hint}",
         Place(source, mark.line + 1),
     )
+
+
+def _line_without_colon(lines: list[str], error: MarkedYAMLError) -> int | None:
+    """The line, from 0, of a key without its colon, if it is that; the parser notices it in a later one."""
+    if error.problem == "could not find expected ':'":
+        assert error.context_mark is not None, "it names where the key begins"
+        line: int = error.context_mark.line
+        return line
+    mark = error.problem_mark
+    if mark is None or not str(error.problem).startswith(_NOTICED_BEHIND):
+        return None
+    # The first line of a mapping: that with the next key has been read as more of it.
+    before = _line_before(lines, mark.line)
+    own = lines[mark.line][: mark.column] if mark.line < len(lines) else ""
+    if before is None or lines[before].lstrip().startswith("- ") or _COLON.search(own):
+        return None
+    return None if _COLON.search(_without_comment(lines[before])) else before
+
+
+def _report_missing_colon(source: str, lines: list[str], line: int, problems: Problems) -> None:
+    found = lines[line].strip()
+    hint = "a space is missing behind the ':'" if ":" in found else "write key: value"
+    column = lines[line].index(found) + 1
+    problems.add(
+        "",
+        f"column {column}: YAML cannot be read: could not find expected ': ', at `{found}`; {hint}",
+        Place(source, line + 1),
+    )
+
+
+def _line_before(lines: list[str], line: int) -> int | None:
+    """The last line before ``line``, from 0, that is neither empty nor a comment."""
+    before = (n for n in reversed(range(line)) if lines[n].strip())
+    return next((n for n in before if not lines[n].strip().startswith("#")), None)
 
 
 def _without_comment(line: str) -> str:

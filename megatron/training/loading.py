@@ -9,6 +9,7 @@ from megatron.errors import CheckpointError, ConfigError
 from megatron.logging import get_logger
 from megatron.model import GPT2Model
 from megatron.neox_arguments import NeoXArgs
+from megatron.neox_arguments.path_places import told_where
 from megatron.training.resume import check_same_parametrization, note_other_tokenizer
 from megatron.training.setup import Parts, build_model
 
@@ -38,13 +39,14 @@ def load_trained_model(
             "load is not set: which checkpoint shall be used? Set load: <folder of a run's checkpoints>",
             everywhere=True,
         )
-    found = find_checkpoint(load, args.checkpointing.iteration, world=parts.world, foreign=True)
-    if found is None:
-        raise CheckpointError(
-            f"load: {load} holds no checkpoint\n"
-            "  to do: train first (./deepy.py train.py …), or set load to another folder",
-            everywhere=True,
-        )
+    with told_where(args, "load"):
+        found = find_checkpoint(load, args.checkpointing.iteration, world=parts.world, foreign=True)
+        if found is None:
+            raise CheckpointError(
+                f"load: {load} holds no checkpoint\n"
+                "  to do: train first (./deepy.py train.py …), or set load to another folder",
+                everywhere=True,
+            )
     args.check_runtime(iteration=found.step)
     note_other_tokenizer(found, parts)
     check_same_parametrization(found, args, parts.padded_vocab)

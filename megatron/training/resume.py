@@ -6,15 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from megatron.checkpointing import CheckpointInfo
-from megatron.checkpointing.same_model import model_differences, model_of
+from megatron.checkpointing.same_model import refusal
 from megatron.data.datasets import DataSplits
 from megatron.data.progress import Progress
 from megatron.data.split_plan import SHARED_FACTS, describe_difference
-from megatron.errors import CheckpointError
 from megatron.logging import get_logger
 from megatron.model import parametrization_of
 from megatron.neox_arguments import BatchSizes, NeoXArgs
-from megatron.neox_arguments.sections import ModelArgs
 from megatron.optimizers import LRSchedule
 from megatron.training.setup import Parts
 
@@ -77,35 +75,11 @@ def check_same_parametrization(found: CheckpointInfo, args: NeoXArgs, padded_voc
     if not names:
         return
     said = [(n, theirs.get(n, "standard"), ours.get(n, "standard")) for n in names]
-    raise _refusal(
+    raise refusal(
         found,
         "was trained under another parametrisation (use_mup, base_shapes_file, mup_*)",
         [f"{name}: {then} → {now}" for name, then, now in said],
         "restore these keys and the file of base shapes",
-    )
-
-
-def check_same_model(found: CheckpointInfo, model: ModelArgs, *, finetune: bool) -> None:
-    """Refuse to train on as another model than the one that was trained; say so in a fine-tuning.
-
-    Names and shapes are compared where weights are loaded. This is about what they do not show.
-
-    Raises:
-        CheckpointError: the configuration in the checkpoint describes another model.
-    """
-    if found.manifest is None:
-        return
-    changed = model_differences(model_of(found), model)
-    if not changed:
-        return
-    if finetune:
-        log.info("finetune: another model than was trained: %s", "; ".join(changed))
-        return
-    raise _refusal(
-        found,
-        "its run trained another model than this configuration describes",
-        changed,
-        "restore these keys, or start anew from its weights with finetune: true",
     )
 
 
@@ -143,22 +117,11 @@ def check_same_data(found: CheckpointInfo, data: DataSplits, *, allowed: bool) -
         if of_epochs
         else ""
     )
-    raise _refusal(
+    raise refusal(
         found,
         "was trained on other data, or on the same in another order",
         changed[:5] + ([f"… {len(changed) - 5} more"] if changed[5:] else []),
         f"restore these{hint}, or set allow_data_change: true",
-    )
-
-
-def _refusal(
-    found: CheckpointInfo, what: str, changed: Sequence[str], remedy: str
-) -> CheckpointError:
-    """Why a run may not go on from ``found``, the same on all ranks: ``changed`` says then and now."""
-    lines = "\n".join(f"    {line}" for line in changed)
-    return CheckpointError(
-        f"{found.path}: {what}\n  checkpoint → configuration:\n{lines}\n  to do: {remedy}",
-        everywhere=True,
     )
 
 
@@ -243,7 +206,7 @@ def check_same_schedule(
     said = choice.override_lr_scheduler or choice.use_checkpoint_lr_scheduler
     if stored is None or stored == ours or said:
         return
-    raise _refusal(
+    raise refusal(
         found,
         "its learning-rate schedule differs from the configuration's",
         describe_difference(stored, ours),

@@ -12,12 +12,14 @@ from megatron.checkpointing import (
     claimed_save_folder,
     save_checkpoint,
 )
+from megatron.checkpointing.starting_point import find_start
 from megatron.data.datasets import DataRequest, DataSplits, build_datasets
 from megatron.data.loader import StepLoader
 from megatron.data.sources import order_of
 from megatron.data.splits import samples_wanted
 from megatron.logging import get_logger
 from megatron.neox_arguments import BatchSizes, NeoXArgs
+from megatron.neox_arguments.path_places import DATA_PATHS, told_where
 from megatron.optimizers import LRSchedule
 from megatron.runtime.device import pins_memory
 from megatron.runtime.world import World
@@ -46,7 +48,7 @@ from megatron.training.setup import (
     with_train_iters,
 )
 from megatron.training.soft_prompt import prompt_facts
-from megatron.training.starting import find_start, load_start
+from megatron.training.starting import load_start
 
 log = get_logger(__name__)
 
@@ -91,23 +93,29 @@ def run_training(args: NeoXArgs, world: World) -> RunState:
 
 def _set_up_and_train(args: NeoXArgs, world: World) -> RunState:
     # The checkpoint is looked for before anything slow is done.
-    found = find_start(args, world)
+    with told_where(args, "load"):
+        found = find_start(args, world)
     parts = build_parts(args, world)
     batch = args.batch_sizes(world.size)
     is_resumed = found is not None and found.manifest and not args.checkpointing.finetune
     resumed = found if is_resumed else None
     args = with_train_iters(args, batch, world)
-    data = _build_data(args, parts, batch, resumed)
+    with told_where(args, *DATA_PATHS):
+        data = _build_data(args, parts, batch, resumed)
     model = build_model(args, parts, partitioned=True)
     engine = build_engine(args, parts, model)
     schedule = schedule_to_follow(resumed, build_schedule(args), args.lr_schedule)
-    state = load_start(args, parts, batch, engine, data, found)
+    with told_where(args, "load"):
+        state = load_start(args, parts, batch, engine, data, found)
     reporter = Reporter.open(args, parts, batch, state)
     run = _Run(args, parts, batch, data, engine, schedule, state, reporter)
     try:
         reporter.facts(run_facts(args, parts, batch, model, data))
-        if _train(run):
+        ending, is_unevaluated = _train(run)
+        if is_unevaluated:
             _evaluate_at_the_end(run)
+        if ending:
+            log.info("%s", ending)
     finally:
         reporter.close()
     return state
@@ -144,22 +152,23 @@ def _build_data(
     )
 
 
-def _train(run: _Run) -> bool:
-    """Train to the end; whether the run is at an end that it has not been evaluated at yet."""
+def _train(run: _Run) -> tuple[str, bool]:
+    """Train to the end: what to say last, and whether the run is to be evaluated there before."""
     args, state, total = run.args, run.state, total_steps(run.args)
     if args.training.do_train is False:
-        return True
+        return "", True
     if state.step >= total:
-        log.info("the run is done: step %s of %s (train_iters)", f"{state.step:,}", f"{total:,}")
         # The last save comes before the last evaluation: a kill in between has left it undone.
         # Of the two evaluations there, the test is the last.
         last = "test" if _evaluation(run).tests else "validation"
-        return state.step == total and not run.reporter.was_evaluated(last, state.step)
+        is_unevaluated = state.step == total and not run.reporter.was_evaluated(last, state.step)
+        return f"the run is done: step {state.step:,} of {total:,} (train_iters)", is_unevaluated
     settings = args.checkpointing
     if settings.save is not None:
-        check_save_folder(
-            settings.save, world=run.parts.world, node_local=settings.use_node_local_storage
-        )
+        with told_where(args, "save"):
+            check_save_folder(
+                settings.save, world=run.parts.world, node_local=settings.use_node_local_storage
+            )
     evaluation = _evaluation(run)
     if state.step == 0 and 0 in settings.save_steps(total):
         _save(run, state)
@@ -178,8 +187,7 @@ def _train(run: _Run) -> bool:
                 save=lambda at: _save(run, at),
             ),
         )
-    log.info("%s after step %s of %s", why, f"{state.step:,}", f"{total:,}")
-    return why == "finished"
+    return f"{why} after step {state.step:,} of {total:,}", why == "finished"
 
 
 def _validate(run: _Run, evaluation: EvaluationPlan, at: RunState) -> None:

@@ -26,6 +26,7 @@ from megatron.model.pipeline import GPT2ModelPipe
 from megatron.monitor.pipeline_facts import layers_of_stages
 from megatron.mpu import ParallelGroups
 from megatron.neox_arguments import BatchSizes, NeoXArgs
+from megatron.neox_arguments.path_places import DATA_PATHS, TOKENIZER_PATHS, told_where
 from megatron.optimizers import LRSchedule, sum_norms_of_stages, weight_decay_groups
 from megatron.runtime.device import local_device
 from megatron.runtime.partitioned import partitioner, register_borrowed
@@ -65,9 +66,10 @@ def build_parts(args: NeoXArgs, world: World) -> Parts:
     Raises:
         NeoXError: a vocabulary file is missing or broken, or the layout does not fit the world.
     """
-    tokenizer = build_tokenizer(
-        args.tokenizer.tokenizer_type, args.tokenizer.vocab_file, args.tokenizer.merge_file
-    )
+    with told_where(args, *TOKENIZER_PATHS):
+        tokenizer = build_tokenizer(
+            args.tokenizer.tokenizer_type, args.tokenizer.vocab_file, args.tokenizer.merge_file
+        )
     model_parallel = args.parallelism.model_parallel_size
     padded = padded_vocab_size(
         tokenizer.vocab_size, args.model.make_vocab_size_divisible_by, model_parallel
@@ -218,14 +220,15 @@ def with_train_iters(args: NeoXArgs, batch: BatchSizes, world: World) -> NeoXArg
     """
     if args.training.train_epochs is None:
         return args
-    length = run_length(
-        args.data,
-        epochs=args.training.train_epochs,
-        seq_length=args.model.seq_length,
-        seed=args.training.seed,
-        global_batch_size=batch.global_batch_size,
-        world=world,
-    )
+    with told_where(args, *DATA_PATHS):
+        length = run_length(
+            args.data,
+            epochs=args.training.train_epochs,
+            seq_length=args.model.seq_length,
+            seed=args.training.seed,
+            global_batch_size=batch.global_batch_size,
+            world=world,
+        )
     if world.is_first:
         log.info("%s", length.explain())
     return replace(args, training=replace(args.training, train_iters=length.steps))

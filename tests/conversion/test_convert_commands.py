@@ -106,6 +106,17 @@ def test_both_generate_the_same(trained: Path) -> None:
         (neox_to_hf, "--input_dir tuned --output_dir back", "back is not empty"),
         (
             neox_to_hf,
+            "--input_dir tuned --output_dir back",
+            "--compare_only compares what is there",
+        ),
+        (
+            neox_to_hf,
+            "--input_dir tuned --output_dir theirs --compare_only",
+            "look whether the folder is of this step (--iteration N)",
+        ),
+        (neox_to_hf, "--input_dir tuned --output_dir x --compare_only", "config.json is missing"),
+        (
+            neox_to_hf,
             "--input_dir tuned --output_dir x --architecture qwen2",
             "use_bias_in_qkv: False",
         ),
@@ -140,3 +151,25 @@ def test_a_mistake_ends_with_a_status(trained: Path) -> None:
     done = door(OUT, "--input_dir", "nowhere", "--output_dir", "x", folder=trained)
     assert done.status == 2
     assert done.err == "error: nowhere holds no checkpoint\n"
+
+
+def test_an_export_is_compared_again_and_stays_as_it_is(trained: Path) -> None:
+    def files() -> dict[str, tuple[int, bytes]]:
+        return {
+            str(path): (path.stat().st_mtime_ns, path.read_bytes())
+            for path in (trained / "back").iterdir()
+        }
+
+    before, around = files(), sorted(trained.iterdir())
+    options = ("--input_dir", "tuned", "--output_dir", "back", "--compare-only")
+    done = door(OUT, *options, folder=trained)
+    assert done.status == 0, done.all
+    read, there, compared = done.out.splitlines()
+    assert read.endswith("tuned/global_step8")
+    assert there.split() == ["read", "back"]
+    assert compared.startswith("compared logits of 128 random tokens differ from transformers' by ")
+    assert (files(), sorted(trained.iterdir())) == (before, around)
+    for useless in (("--dtype", "fp16"), ("--no_save_tokenizer",)):
+        done = door(OUT, *options, *useless, folder=trained)
+        assert done.status == 2
+        assert f"{useless[0]} says how to write a folder" in done.err

@@ -102,6 +102,8 @@ CHANGED = {
     "./deepy.py train.py -d configs 125M local_setup": Change(
         SMALL, makes=("checkpoints/global_step2/manifest.json", "logs/metrics.jsonl", "tensorboard")
     ),
+    # Of the model whose checkpoint is there by now.
+    "./deepy.py --check train.py -d configs 125M local_setup": Change(SMALL),
     "./deepy.py generate.py configs/125M.yml": Change(
         SMALL + FEW_TOKENS + _set(num_samples=2), makes=("samples.txt",)
     ),

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from megatron.neox_arguments import NeoXArgs
+from tests.checkpointing.folders_on_disk import make_checkpoint
 from tests.support.doors import ROOT
 from tests.support.ranks import free_port
 from tests.support.tiny import tiny_config, write_tokens
@@ -62,4 +64,31 @@ def test_this_host_alone(tmp_path: Path) -> None:
     assert done.returncode == 2, done.stdout + done.stderr
     missing = f"error    {os.uname().nodename}: {tmp_path}/data/tiny.bin: No such file or directory"
     assert missing in done.stdout
+    begins = f"ok       load {tmp_path}/checkpoints: no checkpoint yet: the run starts from step 0"
+    assert begins in done.stdout
     assert "data: differ" in done.stdout.splitlines()[-1]
+
+
+def test_a_checkpoint_that_does_not_fit_is_seen(tmp_path: Path) -> None:
+    write_tokens(tmp_path / "data" / "tiny")
+    config = tmp_path / "run.yml"
+    settings = tiny_config(tmp_path)
+    config.write_text(json.dumps(settings))
+    text = json.dumps(NeoXArgs.from_dict(settings | {"hidden_size": 64}).flat())
+    name = "configs/effective_config.json"
+    folder = make_checkpoint(tmp_path / "checkpoints", 20, disks=[{name: len(text)}])
+    (folder / name).write_text(text)
+    (folder.parent / "latest").write_text(folder.name)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "deepy.py"), "doctor", str(config)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    where = f"error    {config}:1: load: {folder}: its run trained another model"
+    at = next(number for number, line in enumerate(lines) if where in line)
+    assert lines[at].endswith("checkpoint → configuration:; hidden_size: 64 → 32")
+    assert lines[at + 1].strip().startswith("to do: restore these keys, or start anew")

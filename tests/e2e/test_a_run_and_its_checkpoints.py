@@ -95,7 +95,8 @@ def trained_model(save: Path, step: int) -> GPT2Model:
 def test_a_fresh_start_and_an_end_are_said(first: Done) -> None:
     lines = first.out.splitlines()
     assert "no checkpoint in checkpoints yet: starting from step 0" in lines[0]
-    assert f"finished after step {STEPS} of {STEPS}" in first.out
+    assert f"finished after step {STEPS} of {STEPS}" in lines[-1]
+    assert "test loss" in lines[-2]
     assert "step 1/7" in first.out
     assert next(i for i, line in enumerate(lines) if "step 1/7" in line) <= 40
 
@@ -165,6 +166,26 @@ def test_another_model_is_refused_with_what_differs(folder: Path, save: Path) ->
     assert (save / "latest").read_text() == "global_step7"
 
 
+def test_a_check_says_before_what_the_run_says(folder: Path, save: Path) -> None:
+    def said(script: str, *arguments: str) -> Done:
+        done = door(script, *arguments, "--set", "train_iters=8", folder=folder)
+        assert "Traceback" not in done.all
+        return done
+
+    check = ("--check", "--num_gpus", "1", "train.py", "tiny.yml")
+    fits = said("deepy.py", *check)
+    assert fits.status == 0, fits.all
+    shown = " ".join(fits.out.split())
+    assert f"load {save}/global_step7: step 7, pipe 1 × data 1 × model 1, ZeRO 1, fp32" in shown
+    for change in ("zero_optimization.stage=0", "hidden_size=64"):
+        foreseen = said("deepy.py", *check, "--set", change)
+        refused = said("train.py", "tiny.yml", "--set", change)
+        assert (foreseen.status, refused.status) == (2, 2)
+        expected = refused.err.removeprefix("error: ").replace("\n", "\n    ").strip()
+        assert expected.startswith(f"tiny.yml:1: load: {save}/global_step7")
+        assert expected in foreseen.err
+
+
 @pytest.mark.parametrize("step", [6, 7])
 def test_a_score_is_that_of_the_model(folder: Path, save: Path, step: int) -> None:
     options = ("--split", "valid", "--output", "score.json", "--iteration", str(step))
@@ -187,6 +208,9 @@ def test_a_score_is_that_of_the_model(folder: Path, save: Path, step: int) -> No
     assert score["perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-4)
     assert score["bits_per_byte"] == pytest.approx(total / text_bytes / math.log(2), rel=1e-5)
     assert f"loss {score['loss']:.4f} nats per token" in shown
+    assert (
+        "scoring the split valid of data/words: 4 documents\n" in shown.partition("weights of")[0]
+    )
 
 
 def test_generated_text_is_the_models_own(folder: Path, save: Path) -> None:

@@ -59,7 +59,11 @@ def train(folder: Path, *arguments: str, **options: Any) -> Done:
     [
         (
             lambda folder: shutil.move(folder / "data" / "tiny.idx", folder / "data" / "other.idx"),
-            ["data/tiny.idx: no such file", "data_path", "preprocess_data.py"],
+            [
+                "error: tiny.yml:1: data_path: data/tiny.idx: no such file",
+                "data_path",
+                "preprocess_data.py",
+            ],
         ),
         (
             lambda folder: _cut(folder / "data" / "tiny.bin", 7),
@@ -116,7 +120,7 @@ def test_a_corpus_smaller_than_a_sample_per_rank(folder: Path) -> None:
 
 def test_a_vocabulary_file_that_is_not_there(folder: Path) -> None:
     write_config(folder, tokenizer_type="HFTokenizer", vocab_file="nowhere.json")
-    complaint(train(folder), "vocab_file", "nowhere.json")
+    complaint(train(folder), "error: tiny.yml:1: vocab_file: nowhere.json: cannot be read")
 
 
 def test_a_checkpoint_with_a_file_cut(folder: Path) -> None:

@@ -14,8 +14,10 @@ import yaml
 from megatron.errors import ConfigError, LaunchError
 from megatron.launch.main import main
 from megatron.launch.vocabulary import count_vocabulary
+from megatron.neox_arguments import NeoXArgs
 from megatron.neox_arguments.sections import TokenizerArgs
 from megatron.tokenizer import build_tokenizer
+from tests.checkpointing.folders_on_disk import make_checkpoint
 from tests.data.token_files import letters, write_documents
 from tests.neox_arguments.test_shipped_configs import NAMES
 from tests.support.doors import environment
@@ -155,15 +157,17 @@ def test_doubts_are_looked_at(page: Any) -> None:
 
 
 def test_a_run_that_could_not_start_for_want_of_files(
-    page: Any, capsys: pytest.CaptureFixture[str]
+    page: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lost = {"data_path": "out/lost", "vocab_file": "lost.json"}
     for script in ((), ("train.py",)):
         with pytest.raises(LaunchError) as raised:
             page(*script, "run", **lost)
         said, shown = str(raised.value), capsys.readouterr().out
-        assert "vocab_file: no such file: " in said
-        assert "out/lost.idx: no such file" in said
+        lines = (tmp_path / "run.yml").read_text().splitlines()
+        at = {key: lines.index(f"{key}: {path}") + 1 for key, path in lost.items()}
+        assert f"  run.yml:{at['vocab_file']}: vocab_file: no such file: " in said
+        assert f"  run.yml:{at['data_path']}: data_path: out/lost.idx: no such file" in said
         assert "prefixes found in out: c_text_document" in said
         assert "tools/datasets/preprocess_data.py" in said
         assert shown.startswith("configuration run.yml, hash ")
@@ -331,6 +335,73 @@ def test_a_pipeline_is_described_and_too_few_micro_batches_looked_at(page: Any) 
     )
     lines = page(pipe_parallel_size=2, num_gpus=2, gradient_accumulation_steps=8)
     assert not any("cannot keep" in line for line in lines)
+
+
+def write_checkpoint(root: Path, **model: Any) -> None:
+    """One of step 20 that two ranks wrote with ZeRO stage 1, of the model of the page and ``model``."""
+    args = NeoXArgs.from_dict(small(**model))
+    config = json.dumps(args.flat())
+    files = {"configs/effective_config.json": len(config)}
+    folder = make_checkpoint(root, 20, disks=[files])
+    (folder / "configs" / "effective_config.json").write_text(config)
+    (root / "latest").write_text("global_step20")
+
+
+def test_what_a_start_would_resume_is_said(page: Any, tmp_path: Path) -> None:
+    start = ("train.py", "run", "--set", "num_gpus=2")
+    assert "load ckpt: no checkpoint yet: the run starts from step 0" in page(*start)
+    write_checkpoint(tmp_path / "ckpt")
+    form = "step 20, pipe 1 × data 2 × model 1, ZeRO 1, fp32, with the optimizer's state"
+    expected = f"load {tmp_path}/ckpt/global_step20: {form}"
+    same = {"zero_optimization": {"stage": 1}}
+    assert expected in page(*start, **same)
+    for more in ({"reshape_on_load": True}, {"no_load_optim": True}):
+        assert expected in page(*start, **more)
+    assert f"{expected}; its weights alone are taken (finetune)" in page(*start, finetune=True)
+    # A configuration is checked, and no start: on how many ranks, nobody has said.
+    assert not any(line.startswith("load ") for line in page())
+    assert not any(line.startswith("load ") for line in page(*start, load=None))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "refusal"),
+    [
+        ({}, {}, " does not fit this run\n      found: files of zero_stage 1, this run has 0"),
+        (
+            {"hidden_size": 64},
+            {"reshape_on_load": True},
+            ": its run trained another model than this configuration describes\n"
+            "      checkpoint → configuration:\n        hidden_size: 64 → 32\n",
+        ),
+    ],
+    ids=["layout", "model"],
+)
+def test_a_checkpoint_that_does_not_fit_is_no_start(
+    page: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    theirs: dict[str, Any],
+    ours: dict[str, Any],
+    refusal: str,
+) -> None:
+    write_checkpoint(tmp_path / "ckpt", **theirs)
+    with pytest.raises(LaunchError) as raised:
+        page("train.py", "run", "--set", "num_gpus=2", **ours)
+    line = (tmp_path / "run.yml").read_text().splitlines().index("load: ckpt") + 1
+    where = f"  run.yml:{line}: load: {tmp_path}/ckpt/global_step20"
+    assert f"{where}{refusal}" in str(raised.value)
+    # What was found is shown all the same.
+    assert "global_step20: step 20, pipe 1" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_broken_checkpoint_is_no_start(
+    page: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_checkpoint(tmp_path / "ckpt")
+    (tmp_path / "ckpt" / "global_step20" / "manifest.json").write_text("{")
+    with pytest.raises(LaunchError, match=r"run\.yml:\d+: load: .*manifest\.json cannot be read"):
+        page("train.py", "run")
+    assert "load ckpt: cannot be used" in " ".join(capsys.readouterr().out.split())
 
 
 def test_nccl_without_gpus_is_no_start(page: Any, capsys: pytest.CaptureFixture[str]) -> None:

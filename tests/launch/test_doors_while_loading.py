@@ -55,3 +55,17 @@ def test_a_missing_library_names_the_environment(tmp_path: Path, command: tuple[
     assert (done.status, done.out) == (2, "")
     assert done.err.startswith("error: No module named 'torch' for /")
     assert len(done.err.splitlines()) == 2
+
+
+@pytest.mark.parametrize("command", STARTS[1:], ids=lambda command: command[0])
+@pytest.mark.parametrize("chosen", [None, "ACTIVE"])
+def test_threads_sleep_while_they_wait_unless_the_user_has_chosen(
+    tmp_path: Path, command: tuple[str, ...], chosen: str | None
+) -> None:
+    """OpenMP reads it as it is loaded, with torch; `./deepy.py` sets it for its ranks."""
+    variables = torch_that(
+        "import os; os._exit(os.environ['OMP_WAIT_POLICY'] == 'PASSIVE')", tmp_path
+    )
+    variables |= {"OMP_WAIT_POLICY": chosen} if chosen else {}
+    done = finish(start(*command, folder=tmp_path, variables=variables))
+    assert (done.status, done.err) == (int(chosen is None), "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import sys
 import zlib
 from pathlib import Path
@@ -101,6 +102,10 @@ def test_what_follows_two_dashes_is_the_scripts_own() -> None:
         (["run.yml", "train.py"], "expected a script such as train.py, found run.yml"),
         (["--nmu_gpus", "train.py"], "unknown option --nmu_gpus before the script"),
         (["none.py", "run"], "no such script: none.py"),
+        (["generate", "run"], r"no such script: generate .*; did you mean generate\.py\?"),
+        (["trian.py", "run"], r"no such script: trian\.py .*; did you mean train\.py\?"),
+        (["--check", "train", "run"], r"train is no configuration file; did you mean the script t"),
+        (["--deepspeed_json", "eval", "run"], r"did you mean the script eval\.py\?"),
         (["train.py", "--num_gpus", "2", "run"], "--num_gpus is a launcher option: put it before"),
         (["train.py", "run", "--own", "--set", "num_gpus=1"], "--set num_gpus stands after --own"),
         (["train.py", "run", "--own", "--set=num-gpus=1"], "--set num-gpus stands after --own"),
@@ -112,6 +117,28 @@ def test_what_follows_two_dashes_is_the_scripts_own() -> None:
 def test_bad_command_lines(argv: list[str], message: str) -> None:
     with pytest.raises((LaunchError, ConfigError), match=message):
         plan(*argv)
+
+
+def test_a_configuration_may_be_called_like_a_script(folder: Path) -> None:
+    (folder / "train.yml").write_text("")
+    assert parse_command(["--check", "train"]).configs == ("train",)
+
+
+def test_the_help_lists_each_option_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_command(["--help"])
+    usage, listed = capsys.readouterr().out.split("\noptions:\n")
+    options = re.findall(r"--[a-z][\w-]*", re.sub(r"(?m)^ {3,}.*$", "", listed))
+    assert "--num_gpus" in options
+    assert len({option.replace("-", "_") for option in options}) == len(options)
+    examples = [line for line in usage.splitlines() if line.startswith("  ./deepy.py doctor")]
+    assert len(examples) == 1
+    # Both spellings go on being read.
+    for spelling in ("--num-gpus", "--num_gpus"):
+        assert parse_command([spelling, "2", "train.py", "run"]).overrides == ("num_gpus=2",)
+    for spelling in ("--dry-run", "--dry_run"):
+        assert parse_command([spelling, "train.py", "run"]).dry_run
+    assert parse_command(["--no-ssh-check", "train.py", "a"]).overrides == ("no_ssh_check=true",)
 
 
 # The plan.

@@ -225,6 +225,32 @@ from tests.support.small_config import refusal, small
         ),
         ({"tensorboard": {"enabled": "yes"}}, 'tensorboard.enabled: found "yes", expected true or'),
         ({"wandb": {"projekt": "x"}}, "wandb.projekt: unknown key; did you mean project?"),
+        *(
+            (
+                {"optimizer": {"type": "Adam", "params": {written: 1e-4}}},
+                f"optimizer.params.{written}: unknown key; did you mean {meant}?",
+            )
+            for written, meant in {
+                "learning_rate": "lr",
+                "learning_rte": "lr",
+                "adam_epsilon": "eps",
+                "beta1": "betas",
+                "wd": "weight_decay",
+                "weight_deacy": "weight_decay",
+            }.items()
+        ),
+        (
+            {"optimizer": {"type": "Adam", "learning_rate": 1e-4}},
+            "optimizer.learning_rate: unknown key; did you mean params.lr?",
+        ),
+        (
+            {"zero_optimization": {"zero_stage": 1}},
+            "zero_optimization.zero_stage: unknown key; did you mean stage?",
+        ),
+        (
+            {"optimizer": {"type": "SGD", "params": {"lr": 1e-4, "beta1": 0.9}}},
+            "optimizer.params.beta1: unknown key; known here: dampening, lr, momentum, nesterov, weight",
+        ),
         (
             {"deepspeed_extra_args": {"dataloader_drop_lst": True}},
             "deepspeed_extra_args.dataloader_drop_lst: unknown key; did you mean dataloader_drop_last?",

@@ -130,6 +130,48 @@ def test_a_missing_comma_is_found_on_the_line_before() -> None:
     assert message.endswith("; a comma is probably missing at the end of line 2")
 
 
+@pytest.mark.parametrize(
+    ("text", "line", "found"),
+    [
+        ("a: 1\nhidden_size 64\nb: 2\n", 2, "hidden_size 64"),
+        ("a: 1\nhidden_size 64\n\n# then\n\nb: 2\n", 2, "hidden_size 64"),
+        ("a: 1\nhidden_size 64", 2, "hidden_size 64"),
+        ("a: 1\nsplit [1, 2]\nb: 2\n", 2, "split [1, 2]"),
+        ("hidden_size 64\nb: 2\n", 1, "hidden_size 64"),
+        ("optimizer\n  type: Adam\n", 1, "optimizer"),
+        ("# first\n\nhidden_size 64  # wide\n# then\nb: 2\n", 3, "hidden_size 64  # wide"),
+        ("o:\n  type: Adam\n  params\n    lr: 1e-3\n", 3, "params"),
+        ("o:\n  p:\n    lr 1e-3\n    eps: 1\n", 3, "lr 1e-3"),
+        ("o:\n  p:\n    eps: 1\n    lr 1e-3\nb: 2\n", 4, "lr 1e-3"),
+    ],
+)
+def test_a_key_without_its_colon_is_found_on_its_own_line(text: str, line: int, found: str) -> None:
+    column = text.splitlines()[line - 1].index(found) + 1
+    assert read(text)[1] == (
+        f"f.yml:{line}: column {column}: YAML cannot be read: could not find expected ': ', at `{found}`; "
+        "write key: value"
+    )
+
+
+def test_a_colon_without_its_space_is_said() -> None:
+    for text, line in (("a: 1\nb:2\nc: 3\n", 2), ("b:2\nc: 3\n", 1)):
+        message = read(text)[1]
+        assert message.startswith(f"f.yml:{line}: column 1: YAML cannot be read: ")
+        assert message.endswith(", at `b:2`; a space is missing behind the ':'")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a: 1\n  b: 2\n", 2),  # the line before is in order
+        ("l:\n  - x\n    b: 2\n", 3),
+        ("a:\nb: c: d\n", 2),
+    ],
+)
+def test_another_mistake_stays_on_the_line_where_it_is_noticed(text: str, line: int) -> None:
+    assert read(text)[1].startswith(f"f.yml:{line}: column ")
+
+
 def test_depth_and_aliases_cannot_exhaust_the_reader() -> None:
     assert read("[" * 5000)[1] == "f.yml: is nested too deeply to be a configuration"
     laughs = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
