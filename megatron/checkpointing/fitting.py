@@ -6,6 +6,7 @@ Asked when it is loaded, and before a start.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 from megatron.checkpointing.looking import CheckpointInfo
@@ -77,6 +78,17 @@ def _differences(saved: EngineFacts, now: EngineFacts, load_optim: bool) -> dict
             compared.append("data_parallel_size")
     both = {name: (getattr(saved, name), getattr(now, name)) for name in compared}
     return {name: values for name, values in both.items() if values[0] != values[1]}
+
+
+def refusal(
+    found: CheckpointInfo, what: str, changed: Sequence[str], remedy: str
+) -> CheckpointError:
+    """Why a run may not go on from ``found``, the same on all ranks: ``changed`` says then and now."""
+    lines = "\n".join(f"    {line}" for line in changed)
+    return CheckpointError(
+        f"{found.path}: {what}\n  checkpoint → configuration:\n{lines}\n  to do: {remedy}",
+        everywhere=True,
+    )
 
 
 def said(different: dict[str, Any]) -> str:

@@ -7,9 +7,9 @@ embedding, another activation.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import fields
 
+from megatron.checkpointing.fitting import refusal
 from megatron.checkpointing.folders import CONFIG_FOLDER, EFFECTIVE_CONFIG_NAME
 from megatron.checkpointing.looking import CheckpointInfo
 from megatron.errors import CheckpointError
@@ -93,17 +93,6 @@ def check_same_model(found: CheckpointInfo, model: ModelArgs, *, finetune: bool)
         "its run trained another model than this configuration describes",
         changed,
         "restore these keys, or start anew from its weights with finetune: true",
-    )
-
-
-def refusal(
-    found: CheckpointInfo, what: str, changed: Sequence[str], remedy: str
-) -> CheckpointError:
-    """Why a run may not go on from ``found``, the same on all ranks: ``changed`` says then and now."""
-    lines = "\n".join(f"    {line}" for line in changed)
-    return CheckpointError(
-        f"{found.path}: {what}\n  checkpoint → configuration:\n{lines}\n  to do: {remedy}",
-        everywhere=True,
     )
 
 

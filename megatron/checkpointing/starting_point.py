@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from megatron.checkpointing.find import find_checkpoint
 from megatron.checkpointing.fitting import require_fit
@@ -11,6 +13,7 @@ from megatron.checkpointing.folders import read_latest
 from megatron.checkpointing.looking import CheckpointInfo
 from megatron.checkpointing.manifest import EngineFacts
 from megatron.checkpointing.same_model import check_same_model
+from megatron.checkpointing.same_schedule import check_same_schedule
 from megatron.errors import CheckpointError, NeoXError
 from megatron.logging import get_logger
 from megatron.neox_arguments import NeoXArgs
@@ -76,27 +79,33 @@ class Foreseen:
     refusal: str = ""
 
 
-def foresee_start(args: NeoXArgs, *, ranks: int, nodes: int) -> Foreseen:
+def foresee_start(
+    args: NeoXArgs, *, ranks: int, nodes: int, schedule: Mapping[str, Any] | None = None
+) -> Foreseen:
     """What a run on ``ranks`` ranks of ``nodes`` nodes would start from, seen from the first of these.
 
     As far as the checkpoint's own facts tell: its weights are not read, and what depends on the data or the
-    tokenizer is left to the run.
+    tokenizer is left to the run. So is the ``schedule`` of the learning rate where it is not known yet.
     """
     found = None
     try:
         found = find_start(args, World(num_nodes=nodes))
         if found is not None:
-            _require_fit(found, args, ranks)
+            _require_fit(found, args, ranks, schedule)
     except NeoXError as error:
         return Foreseen(found, str(error))
     return Foreseen(found)
 
 
-def _require_fit(found: CheckpointInfo, args: NeoXArgs, ranks: int) -> None:
+def _require_fit(
+    found: CheckpointInfo, args: NeoXArgs, ranks: int, schedule: Mapping[str, Any] | None
+) -> None:
     settings = args.checkpointing
     check_same_model(found, args.model, finetune=settings.finetune)
     if settings.finetune or found.manifest is None:
         return  # its weights alone are read, which any layout does
+    if schedule is not None:
+        check_same_schedule(found, schedule, args.lr_schedule)
     require_fit(
         found,
         facts_of_run(args, ranks),

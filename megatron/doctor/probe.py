@@ -19,7 +19,7 @@ from megatron.doctor.agreed_port import agreed_port
 from megatron.doctor.channel import Gone
 from megatron.doctor.diagnosis import Case, diagnose, labels_of
 from megatron.doctor.finding import Finding
-from megatron.doctor.isolation import failure_of
+from megatron.doctor.isolation import failure_of, isolated
 from megatron.doctor.main import RANKS_VARIABLE
 from megatron.doctor.meeting import PATIENCE, Guest, Hub, Meeting
 from megatron.doctor.needs import Needs, needs_of
@@ -34,6 +34,9 @@ from megatron.neox_arguments.arguments_cli import add_config_arguments, override
 from megatron.ranks import adopt_rank_variables
 from megatron.runtime.parent import end_with_launcher
 from megatron.runtime.world import World
+
+# Seconds that looking at `load` may take.
+_PATIENCE = 10.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -155,7 +158,12 @@ def _start(args: NeoXArgs | None, needs: Needs | None, world: World) -> Iterator
     if args is None or needs is None or not args.model.is_given:
         return
     ranks = world.num_nodes * needs.ranks_per_host
-    found = start_point(args, ranks=ranks, nodes=world.num_nodes)
+    found = isolated(lambda: start_point(args, ranks=ranks, nodes=world.num_nodes), _PATIENCE)
+    failure = failure_of(found)
+    if failure is not None:
+        text = f"load {args.checkpointing.load}: {failure}"
+        yield Finding("folders", "error", text, "see whether its file system answers")
+        return
     if found is None:
         return
     if not found.refusal:

@@ -11,7 +11,7 @@ from megatron.errors import LaunchError
 from megatron.launch.command_line import DEFAULT_SCRIPT, Command
 from megatron.launch.dry_run import shown_value
 from megatron.launch.facts import Row, facts_page
-from megatron.launch.machine import accelerator_count
+from megatron.launch.machine import accelerator_count, is_this_host
 from megatron.launch.needed_files import problems_with_files
 from megatron.launch.plan import check_configuration, plan_launch
 from megatron.launch.start_point import start_point
@@ -58,10 +58,12 @@ def check(command: Command) -> Report:
     accelerators = accelerator_count()
     rows: list[Row] = []
     stops_at: list[str] = []
+    start = None
     trains = command.names_script and Path(command.script).name == DEFAULT_SCRIPT
+    trains = trains and not command.deepspeed_json
     if command.names_script:
         args = check_configuration(command)
-        if trains and not command.deepspeed_json:
+        if trains:
             args.require(
                 "train_iters|train_epochs", "data_path|train_data_paths", purpose="training"
             )
@@ -72,6 +74,9 @@ def check(command: Command) -> Report:
             for name, value in plan.env.items()
             if name != VARIABLE
         )
+        if trains:
+            is_first = is_this_host(plan.hosts[0].host)
+            start = start_point(args, ranks=ranks, nodes=nodes, is_first=is_first)
         rows = [("command", shlex.join(plan.command)), ("environment", variables)]
     else:
         args = check_configuration(command, may_be_a_part=True)
@@ -82,7 +87,6 @@ def check(command: Command) -> Report:
         if not args.model.is_given:
             raise LaunchError("--deepspeed_json: there is no model in this configuration")
         return Report(json.dumps(args.deepspeed_config(ranks), indent=2) + "\n")
-    start = start_point(args, ranks=ranks, nodes=nodes) if trains else None
     if start is not None:
         rows.insert(0, ("load", start.text))
         stops_at += filter(None, [start.refusal])

@@ -20,18 +20,32 @@ class StartPoint:
     refusal: str = ""
 
 
-def start_point(args: NeoXArgs, *, ranks: int, nodes: int) -> StartPoint | None:
-    """What ``load`` holds for a run on ``ranks`` ranks of ``nodes`` nodes; None where it is not set."""
+def start_point(
+    args: NeoXArgs, *, ranks: int, nodes: int, is_first: bool = True
+) -> StartPoint | None:
+    """What ``load`` holds for a run on ``ranks`` ranks of ``nodes`` nodes; None where it is not set.
+
+    ``is_first``: this host is the first of them. What another one has on its own disk, nobody sees here.
+    """
     settings = args.checkpointing
     if settings.load is None:
         return None
+    if settings.use_node_local_storage and nodes > 1 and not is_first:
+        return StartPoint(
+            f"{settings.load}: on the disks of the run's own nodes: not looked at here"
+        )
     fresh = StartPoint(f"{settings.load}: no checkpoint yet: the run starts from step 0")
-    if not settings.finetune and not any(map(os.path.lexists, filter(None, _folders(args)))):
+    needs_one = settings.finetune or settings.iteration is not None
+    if not needs_one and not any(map(os.path.lexists, filter(None, _folders(args)))):
         return fresh
     # It imports torch, which takes seconds: where there is something to look at.
     from megatron.checkpointing.starting_point import foresee_start  # noqa: PLC0415
+    from megatron.optimizers.lr_schedule import LRSchedule  # noqa: PLC0415
 
-    seen = foresee_start(args, ranks=ranks, nodes=nodes)
+    schedule, steps = None, args.training.train_iters
+    if steps is not None:  # else the data says how many
+        schedule = LRSchedule.of(args.lr_schedule, lr=args.optim.lr, train_iters=steps).as_dict()
+    seen = foresee_start(args, ranks=ranks, nodes=nodes, schedule=schedule)
     refusal = with_place(args, seen.refusal, ("load",))
     if seen.found is None:
         return StartPoint(f"{settings.load}: cannot be used", refusal) if refusal else fresh

@@ -50,7 +50,8 @@ def with_place(args: NeoXArgs, text: str, keys: Iterable[str]) -> str:
     if best is None or place is None or not place.source:
         return text
     key = str(best[1][0])
-    return f"{place}: {text}" if text.startswith(f"{key}: ") else f"{place}: {key}: {text}"
+    names_key = re.search(rf"(?:^|: ){re.escape(key)}: ", first)  # perhaps behind a rank
+    return f"{place}: {text}" if names_key else f"{place}: {key}: {text}"
 
 
 def _paths_named(args: NeoXArgs, keys: Iterable[str]) -> Iterator[tuple[KeyPath, str]]:
@@ -64,6 +65,6 @@ def _paths_named(args: NeoXArgs, keys: Iterable[str]) -> Iterator[tuple[KeyPath,
 
 
 def _is_named(path: str, text: str) -> bool:
-    """Whether ``text`` has ``path`` in it, or a file of it: as it stands, or from the root on."""
-    forms = {path, str(Path(path).absolute())} - {""}
+    """Whether ``text`` has ``path`` in it, or a file of it: as it stands, tidied, or from the root on."""
+    forms = {path, str(Path(path)), str(Path(path).absolute())} - {""}
     return any(re.search(rf"(?<![\w./-]){re.escape(form)}(?![\w-])", text) for form in forms)

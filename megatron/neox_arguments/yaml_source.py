@@ -42,6 +42,7 @@ _UNREADABLE: Any = object()
 # More than any key can take, less than Python's own limit.
 _MOST_DIGITS = 1000
 _COLON = re.compile(r":(\s|$)")
+_TIGHT = re.compile(r"[^\s:#]+:\S")
 # What the parser says of the line behind a first key without its colon.
 _NOTICED_BEHIND = ("mapping values are not allowed here", "expected '<document start>'")
 # Aliases can make a short text stand for an endless one.
@@ -177,7 +178,7 @@ def _line_without_colon(lines: list[str], error: MarkedYAMLError) -> int | None:
 
 def _report_missing_colon(source: str, lines: list[str], line: int, problems: Problems) -> None:
     found = lines[line].strip()
-    hint = "a space is missing behind the ':'" if ":" in found else "write key: value"
+    hint = "a space is missing behind the ':'" if _TIGHT.match(found) else "write key: value"
     column = lines[line].index(found) + 1
     problems.add(
         "",

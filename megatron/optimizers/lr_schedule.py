@@ -16,6 +16,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from megatron.neox_arguments.sections import LRScheduleArgs
+
 Style = Literal["constant", "linear", "cosine", "exponential"]
 
 
@@ -29,6 +31,17 @@ class LRSchedule:
     length: int
     warmup: float
     style: Style
+
+    @staticmethod
+    def of(asked: LRScheduleArgs, *, lr: float, train_iters: int) -> LRSchedule:
+        """The rates of a run of ``train_iters`` steps whose highest is ``lr``."""
+        return LRSchedule(
+            lr=lr,
+            min_lr=asked.min_lr,
+            length=asked.decay_steps(train_iters),
+            warmup=asked.warmup,
+            style=asked.lr_decay_style,
+        )
 
     def at(self, step: int) -> float:
         """The learning rate of the 0-based ``step``; after the end the last value stays."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from megatron.checkpointing import CheckpointInfo
-from megatron.checkpointing.same_model import refusal
+from megatron.checkpointing.fitting import refusal
+from megatron.checkpointing.same_schedule import ScheduleChoice
 from megatron.data.datasets import DataSplits
 from megatron.data.progress import Progress
 from megatron.data.split_plan import SHARED_FACTS, describe_difference
@@ -17,15 +18,6 @@ from megatron.optimizers import LRSchedule
 from megatron.training.setup import Parts
 
 log = get_logger(__name__)
-
-
-class ScheduleChoice(Protocol):
-    """GPT-NeoX's two keys for a schedule that differs from the checkpoint's."""
-
-    @property
-    def override_lr_scheduler(self) -> bool: ...
-    @property
-    def use_checkpoint_lr_scheduler(self) -> bool: ...
 
 
 def stored_facts(
@@ -191,28 +183,6 @@ def note_other_batch(found: CheckpointInfo, batch: BatchSizes) -> None:
             f"{stored:,}",
             f"{batch.global_batch_size:,}",
         )
-
-
-def check_same_schedule(
-    found: CheckpointInfo, schedule: LRSchedule, choice: ScheduleChoice
-) -> None:
-    """Refuse a silently changed learning-rate schedule.
-
-    Raises:
-        CheckpointError: the schedules differ and the user has not said which one counts.
-    """
-    stored = found.state.get("lr_schedule")
-    ours = schedule.as_dict()
-    said = choice.override_lr_scheduler or choice.use_checkpoint_lr_scheduler
-    if stored is None or stored == ours or said:
-        return
-    raise refusal(
-        found,
-        "its learning-rate schedule differs from the configuration's",
-        describe_difference(stored, ours),
-        "set override_lr_scheduler: true to follow the configuration from here on, or "
-        "use_checkpoint_lr_scheduler: true to keep the checkpoint's",
-    )
 
 
 def schedule_to_follow(

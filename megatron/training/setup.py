@@ -243,11 +243,4 @@ def total_steps(args: NeoXArgs) -> int:
 
 def build_schedule(args: NeoXArgs) -> LRSchedule:
     """The learning rates of the run."""
-    schedule = args.lr_schedule
-    return LRSchedule(
-        lr=args.optim.lr,
-        min_lr=schedule.min_lr,
-        length=schedule.decay_steps(total_steps(args)),
-        warmup=schedule.warmup,
-        style=schedule.lr_decay_style,
-    )
+    return LRSchedule.of(args.lr_schedule, lr=args.optim.lr, train_iters=total_steps(args))

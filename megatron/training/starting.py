@@ -12,13 +12,13 @@ from megatron.checkpointing import (
     refresh_master_weights,
 )
 from megatron.checkpointing.same_model import check_same_model
+from megatron.checkpointing.same_schedule import check_same_schedule
 from megatron.data.datasets import DataSplits
 from megatron.logging import get_logger
 from megatron.neox_arguments import BatchSizes, NeoXArgs
 from megatron.training.resume import (
     check_same_data,
     check_same_parametrization,
-    check_same_schedule,
     note_changed_blend,
     note_other_batch,
     note_other_tokenizer,
@@ -75,7 +75,7 @@ def load_start(
     if parts.world.is_first:
         note_changed_blend(data, stored_progress(found))
         note_other_batch(found, batch)
-    check_same_schedule(found, build_schedule(args), args.lr_schedule)
+    check_same_schedule(found, build_schedule(args).as_dict(), args.lr_schedule)
     stored = load_checkpoint(
         engine,
         found,

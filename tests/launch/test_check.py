@@ -337,12 +337,13 @@ def test_a_pipeline_is_described_and_too_few_micro_batches_looked_at(page: Any) 
     assert not any("cannot keep" in line for line in lines)
 
 
-def write_checkpoint(root: Path, **model: Any) -> None:
+def write_checkpoint(root: Path, schedule: dict[str, Any] | None = None, **model: Any) -> None:
     """One of step 20 that two ranks wrote with ZeRO stage 1, of the model of the page and ``model``."""
+    state = {} if schedule is None else {"lr_schedule": schedule}
     args = NeoXArgs.from_dict(small(**model))
     config = json.dumps(args.flat())
     files = {"configs/effective_config.json": len(config)}
-    folder = make_checkpoint(root, 20, disks=[files])
+    folder = make_checkpoint(root, 20, disks=[files], state=state)
     (folder / "configs" / "effective_config.json").write_text(config)
     (root / "latest").write_text("global_step20")
 
@@ -392,6 +393,39 @@ def test_a_checkpoint_that_does_not_fit_is_no_start(
     assert f"{where}{refusal}" in str(raised.value)
     # What was found is shown all the same.
     assert "global_step20: step 20, pipe 1" in " ".join(capsys.readouterr().out.split())
+
+
+SCHEDULE = {"lr": 0.001, "min_lr": 0.0001, "length": 6, "warmup": 0.0, "style": "cosine"}
+
+
+def test_another_schedule_is_no_start(page: Any, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "ckpt", SCHEDULE)
+    start = ("train.py", "run", "--set", "num_gpus=2")
+    same = {"zero_optimization": {"stage": 1}}
+    longer = same | {"lr_decay_iters": 7}
+    assert any(line.startswith("load ") for line in page(*start, **same))
+    with pytest.raises(LaunchError, match=r"schedule differs .*\n.*\n +length: 6 → 7\n"):
+        page(*start, **longer)
+    for more in ("override_lr_scheduler", "use_checkpoint_lr_scheduler", "finetune"):
+        page(*start, **longer, **{more: True})
+    # How many steps train_epochs are, the data says: the run compares then.
+    by_epochs = {"train_iters": None, "train_epochs": 1, "lr_decay_iters": None}
+    page(*start, **same, **by_epochs)
+
+
+def test_a_step_is_asked_for_and_nothing_is_there(page: Any) -> None:
+    with pytest.raises(LaunchError, match=r"load: .*ckpt has no checkpoint of step 7\n"):
+        page("train.py", "run", "--set", "iteration=7")
+
+
+def test_the_disks_of_other_nodes_are_not_judged_from_here(page: Any, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "ckpt", hidden_size=64)
+    (tmp_path / "hosts").write_text("far1 slots=1\nfar2 slots=1\n")
+    start = ("train.py", "run", "--set", "hostfile=hosts")
+    lines = page(*start, checkpoint={"use_node_local_storage": True})
+    assert "load ckpt: on the disks of the run's own nodes: not looked at here" in lines
+    with pytest.raises(LaunchError, match="trained another model"):
+        page(*start)  # one file system for all
 
 
 def test_a_broken_checkpoint_is_no_start(

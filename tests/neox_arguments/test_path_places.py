@@ -17,7 +17,7 @@ data_path: null
 train_data_paths:
 - data/a
 - data/a_longer
-valid_data_paths: [data/valid]
+valid_data_paths: [data/valid, ./data//tidied]
 load: ckpt
 """
 
@@ -38,6 +38,7 @@ def args(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NeoXArgs:
         ("data/a.idx: no such file\n  more", "paths.yml:3: train_data_paths: "),
         ("data/a_longer.bin: has 3 bytes", "paths.yml:4: train_data_paths: "),
         ("rank 1 on h: HERE/data/a.idx: cut", "paths.yml:3: train_data_paths: "),
+        ("data/tidied.idx: lost", "paths.yml:5: valid_data_paths: "),
         ("data/valid: holds nothing", "paths.yml:5: valid_data_paths: "),
         ("data/a_b.idx: of another", ""),
         ("else/data/a.idx: of another", ""),
@@ -56,7 +57,8 @@ def test_a_key_is_not_said_twice_and_the_command_line_is_a_place(
     args: NeoXArgs, tmp_path: Path
 ) -> None:
     said = f"load: {tmp_path}/ckpt is a file"
-    assert with_place(args, said, ["load"]) == f"paths.yml:6: {said}"
+    for who in ("", "rank 0 on h: "):
+        assert with_place(args, who + said, ["load"]) == f"paths.yml:6: {who}{said}"
     said = "vocab_file: no such file: other.json"
     assert with_place(args, said, ["vocab_file"]) == f"command line: {said}"
     assert with_place(NeoXArgs.from_dict(small()), "tok.json: lost", ["vocab_file"]) == (

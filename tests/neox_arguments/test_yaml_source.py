@@ -137,6 +137,8 @@ def test_a_missing_comma_is_found_on_the_line_before() -> None:
         ("a: 1\nhidden_size 64\n\n# then\n\nb: 2\n", 2, "hidden_size 64"),
         ("a: 1\nhidden_size 64", 2, "hidden_size 64"),
         ("a: 1\nsplit [1, 2]\nb: 2\n", 2, "split [1, 2]"),
+        ("a: 1\nsave s3://a/b\nb: 2\n", 2, "save s3://a/b"),
+        ("a: 1\nhidden_size 64  # as: in b\nb: 2\n", 2, "hidden_size 64  # as: in b"),
         ("hidden_size 64\nb: 2\n", 1, "hidden_size 64"),
         ("optimizer\n  type: Adam\n", 1, "optimizer"),
         ("# first\n\nhidden_size 64  # wide\n# then\nb: 2\n", 3, "hidden_size 64  # wide"),
