@@ -117,7 +117,8 @@ CHANGED = {
         _set(exit_interval=6, eval_iters=1), makes=("checkpoints/mine/global_step6/manifest.json",)
     ),
     "python tools/ckpts/reshard.py": Change(makes=("checkpoints/whole/latest",)),
-    "./deepy.py train.py my.yml --set load=checkpoints/whole": Change(check=True),
+    # As long as the run whose checkpoint it is.
+    "./deepy.py train.py my.yml --set load=checkpoints/whole": Change(FEW_STEPS, check=True),
     "python tools/ckpts/convert_neox_to_hf.py": Change(
         makes=("hf/mine/config.json", "hf/mine/tokenizer.json", "hf/mine/model.safetensors")
     ),
