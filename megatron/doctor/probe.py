@@ -35,8 +35,8 @@ from megatron.ranks import adopt_rank_variables
 from megatron.runtime.parent import end_with_launcher
 from megatron.runtime.world import World
 
-# Seconds that looking at `load` may take.
-_PATIENCE = 10.0
+# Seconds that looking at `load` may take: it imports DeepSpeed, for which a cold disk takes its time.
+_PATIENCE = 30.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
