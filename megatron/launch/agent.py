@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from megatron.errors import LaunchError, run_door
-from megatron.launch.job import leave, take_job
+from megatron.launch.job import asked_to_stop, leave, take_job
 from megatron.launch.local import run_local
 from megatron.launch.machine import accelerator_count
 from megatron.launch.plan import LaunchPlan, rank_environment
@@ -34,6 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = Path(folder_name)
     try:
         plan, node = take_job(folder, int(port))
+        early = asked_to_stop(folder)
+        if early is not None:  # while this program was loading
+            return exit_status(-early)
         os.environ.update(plan.env)
         plan = replace(plan, env=_environment_here(plan, node))
         threading.Thread(target=_follow_start, name="start", daemon=True).start()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +20,7 @@ from megatron.launch.plan import LaunchPlan
 
 JOB: Final = "job.json"
 PID: Final = "pid"
+STOP: Final = "stop"  # the signal by which the start was asked to end, by name
 
 
 def folder_of(run_id: str, node: int | str) -> str:
@@ -76,6 +78,26 @@ def take_job(folder: Path, port: int) -> tuple[LaunchPlan, int]:
         meets=bool(job["meets"]),
     )
     return plan, int(job["node"])
+
+
+def stop_text(node_folder: str, name: str) -> str:
+    """A shell's line that sends the agent a signal, or leaves it word where it still loads its programs.
+
+    The word comes first and the agent looks for it last: one of the two always finds the other.
+    """
+    return (
+        f"cd {node_folder} 2>/dev/null && echo {name} > {STOP} && test -f {PID} && "
+        f"kill -{name} $(cat {PID}) 2>/dev/null"
+    )
+
+
+def asked_to_stop(folder: Path) -> signal.Signals | None:
+    """The signal that the agent has been sent before :func:`take_job`; None where there was none."""
+    try:
+        name = (folder / STOP).read_text().strip()
+    except FileNotFoundError:
+        return None
+    return signal.Signals[f"SIG{name}"] if name else signal.SIGTERM  # being written
 
 
 def leave(folder: Path) -> None:

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from megatron.errors import LaunchError
-from megatron.launch.job import JOB, PID, folder_of, job_text
+from megatron.launch.job import JOB, folder_of, job_text, stop_text
 from megatron.launch.plan import ROOT, LaunchPlan
 from megatron.ranks import FIRST_PORT, PORTS
 
@@ -99,9 +99,7 @@ def signal_hosts(plan: LaunchPlan, env: Mapping[str, str], name: str) -> None:
     """Send a signal to the agent of every host, by its process id; those that have ended are left."""
 
     def send(node: int) -> None:
-        folder = folder_of(plan.run_id, node)
-        text = f"test -f {folder}/{PID} && kill -{name} $(cat {folder}/{PID}) 2>/dev/null"
-        _over_ssh(plan, env, node, text, "")
+        _over_ssh(plan, env, node, stop_text(folder_of(plan.run_id, node), name), "")
 
     with ThreadPoolExecutor(_AT_A_TIME) as pool:
         list(pool.map(send, range(len(plan.hosts))))

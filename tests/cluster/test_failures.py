@@ -240,6 +240,20 @@ def test_a_signal_to_the_start(cluster: Cluster, folder: Path, number: signal.Si
     assert re.search(f"{by} after step {steps(folder)} of", end.said[1]), end.said
 
 
+def test_a_signal_while_the_agents_load(cluster: Cluster) -> None:
+    folder = prepare(cluster, "early")
+    jobs = by_pdsh(cluster, folder)
+    deadline = time.monotonic() + SOON
+    while not any("megatron.launch.agent" in words for words in cluster.processes(2).values()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.killpg(jobs[1].pid, signal.SIGINT)
+    end = end_of(cluster, jobs, SOON)
+    assert end.statuses == {1: 130}
+    assert end.left == {}
+    assert not (folder / "checkpoints").exists()
+
+
 @pytest.mark.parametrize(
     ("start", "program"), [(by_pdsh, "deepy.py"), (by_pdsh, "pdsh"), (by_mpirun, "deepy.py")]
 )

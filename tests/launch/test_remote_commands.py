@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from megatron.errors import LaunchError
+from megatron.launch.agent import main as agent
 from megatron.launch.carried import carried_variables, read_env_file
 from megatron.launch.commands import (
     check_launcher,
@@ -17,7 +20,7 @@ from megatron.launch.commands import (
 )
 from megatron.launch.dry_run import dry_run_page
 from megatron.launch.hosts import ANY_HOST, Share
-from megatron.launch.job import JOB, PID, job_text, take_job
+from megatron.launch.job import JOB, PID, job_text, stop_text, take_job
 from megatron.launch.pdsh import pdsh_command, pdsh_environment
 from megatron.launch.plan import LaunchPlan
 
@@ -121,6 +124,34 @@ def test_the_page_of_a_dry_run() -> None:
         ["n2", "1", "0", "1"],
         ["n2", "2", "1", "3"],
     ]
+
+
+@pytest.mark.parametrize(("name", "status"), [("INT", 130), ("TERM", 143)])
+def test_a_signal_while_an_agent_loads_starts_nothing(
+    tmp_path: Path, name: str, status: int
+) -> None:
+    """It has not said yet which process it is."""
+    folder = tmp_path / "deepy"
+    folder.mkdir()
+    touched = replace(PLAN, command=("touch", str(tmp_path / "started")), meets=False)
+    (folder / JOB).write_text(job_text(touched, 0))
+    subprocess.run(["/bin/sh", "-c", stop_text(str(folder), name)], check=False)
+    assert agent([str(folder), "29500"]) == status
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_signal_reaches_an_agent_that_runs(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        (tmp_path / PID).write_text(f"{process.pid}\n")
+        subprocess.run(["/bin/sh", "-c", stop_text(str(tmp_path), "TERM")], check=True)
+        assert process.wait(timeout=30) == -signal.SIGTERM
+    # One whose folder is gone has ended.
+    gone = subprocess.run(
+        ["/bin/sh", "-c", stop_text(str(tmp_path / "gone"), "TERM")],
+        capture_output=True,
+        check=False,
+    )
+    assert gone.stderr == b""
 
 
 def test_an_agents_file_is_read_once(tmp_path: Path) -> None:
