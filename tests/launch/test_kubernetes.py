@@ -105,6 +105,7 @@ def test_the_page_speaks_of_volumes_and_keys_of_the_manifest(tmp_path: Path) -> 
     assert "hostPath" in volume
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_two_pods_train_and_save_when_one_of_them_is_evicted(tmp_path: Path) -> None:
     """All ranks save when one is told to end; its pod's status is not 0, so that the Job has failed."""

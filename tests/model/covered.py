@@ -20,6 +20,8 @@ _DROPOUT = (
 _SOFTMAX = "tests/model/test_softmax_keys.py"
 _NORMAL = ("normal", "scaled_normal", "small_init", "wang_init", "single_residual_scaled_normal")
 
+# Compares each of OPTIONS.
+OF_FORMULAS = "tests/model/test_options.py::test_logits_and_gradients_are_those_of_the_formula"
 # Any value of a key whose values are numbers.
 ANY = "any value"
 
@@ -88,7 +90,7 @@ def tests_of(key: str, value: Any) -> list[str]:
     about = [option for option in OPTIONS if option.key == key]
     about = about or [option for option in OPTIONS if key in option.beside]
     found = [
-        f"tests/model/test_options.py::test_logits_and_gradients_are_those_of_the_formula[{option}]"
+        f"{OF_FORMULAS}[{option}]"
         for option in about
         if value in (ANY, option.changes[key], *_kinds(option.changes[key]))
     ]

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.model import covered
 from tests.model.options import OPTIONS
+from tests.support.doors import door
 from tools.config import write_option_tests
 
-ROOT = Path(__file__).resolve().parents[2]
 
-
-def test_the_table_of_options_and_tests_is_up_to_date() -> None:
-    command = [sys.executable, str(ROOT / "tools/config/write_option_tests.py"), "--check"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def test_the_table_of_options_and_tests_is_up_to_date(tmp_path: Path) -> None:
+    done = door("tools/config/write_option_tests.py", "--check", folder=tmp_path)
+    assert done.status == 0, done.all
 
 
 def names() -> list[str]:
     """As pytest collects them."""
-    found = [
-        f"tests/model/test_options.py::test_logits_and_gradients_are_those_of_the_formula[{option}]"
-        for option in OPTIONS
-    ]
+    found = [f"{covered.OF_FORMULAS}[{option}]" for option in OPTIONS]
     return found + list(covered.ELSEWHERE.values())
 
 

@@ -109,13 +109,11 @@ _WINDOWED = (
     ("use_bias_in_norms", False),
 )
 SAMPLE = [
-    (Layout(2, sequence=False, zero=1), Variant(4, untied=False, parallel=True, layers=1)),
-    (Layout(2, sequence=True, zero=0), Variant(2, untied=True, layers=1)),
+    (Layout(2, zero=1), Variant(2, untied=False, parallel=True, layers=1, options=_WINDOWED)),
     (Layout(zero=3, context=2), Variant(4, untied=False, layers=1)),
     (Layout(2, sequence=True, zero=2, context=2), Variant(2, untied=True, layers=1)),
     (Layout(2, sequence=True, data=2, zero=3), Variant(1, untied=False, layers=1)),
     (Layout(2, sequence=True, zero=0), Variant(4, layers=1, options=(("qk_norm", "neox"),))),
-    (Layout(2, sequence=False, zero=1), Variant(2, layers=1, options=_WINDOWED)),
     (Layout(data=2, zero=0, pipe=2), Variant(2, untied=False, layers=1)),
     (Layout(2, sequence=True, zero=1, pipe=2), Variant(1, untied=True, parallel=True)),
     (Layout(data=2, zero=3, offload=("optimizer", "param")), Variant(2, untied=True, layers=1)),

@@ -11,13 +11,14 @@ import queue
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
 from megatron.runtime.world import World
 from tests.parallel.combinations import Case
-from tests.parallel.layouts import Layout, Trained, train
+from tests.parallel.layouts import STEPS, Layout, Trained, train
 from tests.support.ranks import run_ranks
 
 T = TypeVar("T")
@@ -52,19 +53,21 @@ def table(found: dict[Case, Deviation]) -> str:
 TITLE = f"{'layout':40}{'variant':28}{'loss':>9}{'norm':>9}{'weight':>9}  of"
 
 
-def alone(cases: Sequence[Case]) -> dict[Case, Pair]:
+def alone(cases: Sequence[Case], steps: int = STEPS) -> dict[Case, Pair]:
     """What one process does with each variant in ``cases``."""
     variants = dict.fromkeys(variant for _, variant in cases)
-    return trained([(Layout(), variant) for variant in variants])
+    return trained([(Layout(), variant) for variant in variants], steps)
 
 
-def deviations(cases: Sequence[Case], by_one: dict[Case, Pair]) -> dict[Case, Deviation]:
+def deviations(
+    cases: Sequence[Case], by_one: dict[Case, Pair], steps: int = STEPS
+) -> dict[Case, Deviation]:
     """How far each layout is from one process (:func:`alone`) with the same variant."""
-    found = trained([case for case in cases if case not in by_one]) | by_one
+    found = trained([case for case in cases if case not in by_one], steps) | by_one
     return {case: _compare(found[case], by_one[Layout(), case[1]]) for case in cases}
 
 
-def trained(cases: Sequence[Case], timeout: float = 900.0) -> dict[Case, Pair]:
+def trained(cases: Sequence[Case], steps: int, timeout: float = 900.0) -> dict[Case, Pair]:
     """Each case with AdamW and with SGD, in as few worlds of its number of ranks as keep all cores busy."""
     halves = [
         half
@@ -73,15 +76,19 @@ def trained(cases: Sequence[Case], timeout: float = 900.0) -> dict[Case, Pair]:
         if (half := [case for case in cases if case[0].ranks == ranks][first::2])
     ]
     found: dict[Case, Pair] = {}
-    for half, results in zip(halves, in_worlds(in_one_world, halves, timeout), strict=True):
+    train_all = partial(in_one_world, steps=steps)
+    for half, results in zip(halves, in_worlds(train_all, halves, timeout), strict=True):
         found |= dict(zip(half, results, strict=True))
     return found
 
 
-def in_one_world(world: World, cases: Sequence[Case]) -> list[Pair]:
+def in_one_world(world: World, cases: Sequence[Case], steps: int = STEPS) -> list[Pair]:
     """Weights come from rank 0 alone."""
     found = [
-        (train(world, place, variant, "Adam"), train(world, place, variant, "SGD"))
+        (
+            train(world, place, variant, "Adam", steps=steps),
+            train(world, place, variant, "SGD", steps=steps),
+        )
         for place, variant in cases
     ]
     return found if world.is_first else []

@@ -86,8 +86,16 @@ class Trained:
     weights: Weights
 
 
-def train(world: World, place: Layout, variant: Variant, optimizer: str, **changes: Any) -> Trained:
-    """Train :data:`STEPS` steps on random tokens that depend on nothing but the step."""
+def train(
+    world: World,
+    place: Layout,
+    variant: Variant,
+    optimizer: str,
+    *,
+    steps: int = STEPS,
+    **changes: Any,
+) -> Trained:
+    """Train ``steps`` steps on random tokens that depend on nothing but the step."""
     args = NeoXArgs.from_dict(config_of(place, variant, optimizer) | changes, world_size=world.size)
     parts = build_parts(args, world)
     engine = build_engine(args, parts, build_model(args, parts, partitioned=True))
@@ -102,7 +110,7 @@ def train(world: World, place: Layout, variant: Variant, optimizer: str, **chang
     train_step = step_of(engine)
     results = [
         train_step(engine, batch_of(step, parts), settings, step=step, learning_rate=args.optim.lr)
-        for step in range(STEPS)
+        for step in range(steps)
     ]
     return Trained(
         [result.loss for result in results],

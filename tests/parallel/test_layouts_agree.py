@@ -1,8 +1,9 @@
 """Protects the promise that a layout of ranks changes how a model is computed, not which model it is.
 
-For the same seed, data and global batch: 20 steps with clipping and weight decay, fp32. Losses and
-norms of the gradients agree with one process to 1e-5 under AdamW; final weights to 1e-5 of the largest
-under SGD (under Adam, parameters whose true gradient is zero turn rounding into full steps).
+For the same seed, data and global batch: 20 steps (in the sample 10) with clipping and weight decay,
+fp32. Losses and norms of the gradients agree with one process to 1e-5 under AdamW; final weights to 1e-5
+of the largest under SGD (under Adam, parameters whose true gradient is zero turn rounding into full
+steps).
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def require_agreement(found: dict[Case, Deviation]) -> None:
 
 @pytest.mark.ranks
 def test_a_sample_of_layouts_agrees_with_one_process() -> None:
-    require_agreement(deviations(SAMPLE, alone(SAMPLE)))
+    steps = STEPS // 2
+    require_agreement(deviations(SAMPLE, alone(SAMPLE, steps), steps))
 
 
 @pytest.mark.ranks

@@ -106,7 +106,7 @@ def one_step_config(folder: Path, ranks: int, stage: int, sequence: bool) -> dic
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_an_overflow_on_one_rank_is_skipped_by_all(tmp_path: Path, ranks: int) -> None:
     """On two tensor-parallel ranks, and on two copies of them."""
     configs = [one_step_config(tmp_path, ranks, stage, stage == 2) for stage in (1, 2, 3)]

@@ -18,7 +18,9 @@ from megatron.training.run import run_training
 from tests.support.ranks import run_ranks
 from tests.support.tiny import series, tiny_config, write_tokens
 
-STEPS, BATCH = 20, 8
+STEPS, BATCH = 12, 8
+# With a validation half-way and at the end.
+EVERY = 6
 # Ranks and ZeRO stage.
 LAYOUTS = [(1, 1), (2, 1), (4, 1), (1, 0), (2, 0)]
 KEPT_APART = {"reset_position_ids": True, "reset_attention_mask": True}
@@ -35,7 +37,7 @@ def read_and_train(world: World, config: dict[str, Any], *more: dict[str, Any]) 
             args.data,
             seq_length=args.model.seq_length,
             seed=args.training.seed,
-            wanted=samples_wanted(STEPS, 10, 2, BATCH),
+            wanted=samples_wanted(STEPS, EVERY, 2, BATCH),
         ),
         world,
     )
@@ -75,6 +77,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             train_micro_batch_size_per_gpu=1,
             train_batch_size=BATCH,
             train_iters=STEPS,
+            eval_interval=EVERY,
             zero_optimization={"stage": stage},
             gradient_clipping=CLIPPING,
         )

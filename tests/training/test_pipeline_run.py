@@ -45,7 +45,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 # The others in the slow tests only.
-SAMPLE = ["four stages", "half"]
+SAMPLE = ["four stages"]
 
 
 def config_of(folder: Path, variant: str, kind: str, **changes: Any) -> dict[str, Any]:

@@ -10,12 +10,15 @@ test, or with one that is not there, is an error.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import subprocess
+import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -24,7 +27,7 @@ from megatron.neox_arguments.registry import FIELDS, FieldSpec  # noqa: E402 - n
 from megatron.neox_arguments.sections import ModelArgs  # noqa: E402
 from megatron.neox_arguments.sections.attention import ATTENTION_KINDS  # noqa: E402
 from megatron.neox_arguments.typed import NotYet, choices_of  # noqa: E402
-from tests.model.covered import ANY, ELSEWHERE, tests_of  # noqa: E402
+from tests.model.covered import ANY, ELSEWHERE, OF_FORMULAS, tests_of  # noqa: E402
 from tools.config.generated_page import write_or_check  # noqa: E402
 
 TARGET = ROOT / "megatron" / "model" / "README.md"
@@ -95,16 +98,25 @@ def _arguments(spec: FieldSpec) -> tuple[Any, ...]:
     return tuple(getattr(spec.annotation, "__args__", ()))
 
 
+class _Collected:
+    """Keeps the names of what pytest collects."""
+
+    names: tuple[str, ...] = ()
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.names = tuple(item.nodeid for item in session.items)
+
+
 def collected() -> list[str]:
-    """The names of all tests in the folders that the table speaks of."""
-    folders = sorted({test.split("::")[0].rpartition("/")[0] for test in ELSEWHERE.values()})
-    command = [sys.executable, "-m", "pytest", "--collect-only", *folders]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(
-            f"the tests cannot be collected\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
-        )
-    return done.stdout.splitlines()
+    """The names of all tests in the files that the table speaks of."""
+    files = {OF_FORMULAS.split("::")[0], *(test.split("::")[0] for test in ELSEWHERE.values())}
+    found, said = _Collected(), io.StringIO()
+    options = ["--collect-only", f"--rootdir={ROOT}", *(str(ROOT / name) for name in sorted(files))]
+    with contextlib.redirect_stdout(said):
+        status = pytest.main(options, plugins=[found])
+    if status != pytest.ExitCode.OK:
+        raise SystemExit(f"the tests cannot be collected\n{said.getvalue()[-4000:]}")
+    return list(found.names)
 
 
 def table(names: list[str]) -> str:
@@ -132,7 +144,7 @@ def table(names: list[str]) -> str:
 
 def _short(test: str) -> str:
     """A test without what all have in common."""
-    long = "test_options.py::test_logits_and_gradients_are_those_of_the_formula"
+    long = OF_FORMULAS.removeprefix("tests/model/")
     name = test.removeprefix("tests/model/").removeprefix("tests/").rstrip("-")
     name = name + "]" * (name.count("[") - name.count("]"))
     return name.replace(long, "test_options.py").replace("|", "\\|")
