@@ -67,6 +67,7 @@ class Change:
         check: only check the configuration (``./deepy.py --check``), because a run needs something
             that the small text and the few steps do not give.
         aside: nothing after it needs its result: it may run at the same time.
+        slow: it is run in the slow tests only, because it takes long and another is as good a sign.
     """
 
     add: str = ""
@@ -74,6 +75,7 @@ class Change:
     makes: tuple[str, ...] = ()
     check: bool = False
     aside: bool = False
+    slow: bool = False
 
 
 def _set(**values: object) -> str:
@@ -108,7 +110,8 @@ CHANGED = {
         SMALL + FEW_TOKENS + _set(num_samples=2), makes=("samples.txt",)
     ),
     "./deepy.py eval.py -d configs": Change(SMALL, makes=("score.json",)),
-    "deepspeed --num_nodes=1": Change(SMALL + NOTHING_KEPT, aside=True),
+    # torchrun, which starts the same, imports DeepSpeed two times less.
+    "deepspeed --num_nodes=1": Change(SMALL + NOTHING_KEPT, aside=True, slow=True),
     "torchrun --nproc_per_node 2": Change(SMALL + NOTHING_KEPT, aside=True),
     "python train.py --config-file my.yml": Change(
         _set(train_iters=2, eval_iters=1) + NOTHING_KEPT, aside=True
@@ -232,13 +235,20 @@ def run_after(before: Future[Done], command: Command, folder: Path) -> Done:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Command, Future[Done]]]:
+def done(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[Command, Future[Done]]]:
     """How each command ended, or will.
 
     Two lanes keep two cores busy: the commands of the journey, one after the other; and beside them
     those of the other pages, then those of the journey for which nothing waits.
     """
     results: dict[Command, Future[Done]] = {}
+    asked = [
+        item.callspec.params.get("command")
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+    ]
     with ThreadPoolExecutor(1) as main_lane, ThreadPoolExecutor(1) as side_lane:
         others = [[page] for page in PAGES if page not in JOURNEY]
         for pages, lane in (*((pages, side_lane) for pages in others), (JOURNEY, main_lane)):
@@ -247,9 +257,12 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Command, Fut
             put_text_into(folder)
             before: Future[Done] | None = None
             for command in COMMANDS:
+                change = change_of(command)
                 if command.page not in pages or entry_of(command, NOT_RUN) is not None:
                     continue
-                if before is not None and change_of(command).aside:
+                if change.slow and command not in asked:
+                    continue
+                if before is not None and change.aside:
                     results[command] = side_lane.submit(run_after, before, command, folder)
                 else:
                     results[command] = before = lane.submit(run, command, folder)
@@ -257,7 +270,13 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Command, Fut
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("command", COMMANDS, ids=str)
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(one, id=str(one), marks=[pytest.mark.slow] if change_of(one).slow else [])
+        for one in COMMANDS
+    ],
+)
 def test_command_works(command: Command, done: dict[Command, Future[Done]]) -> None:
     reason = entry_of(command, NOT_RUN)
     if reason is not None:
