@@ -113,11 +113,16 @@ CHANGED = {
     # torchrun, which starts the same, imports DeepSpeed two times less.
     "deepspeed --num_nodes=1": Change(SMALL + NOTHING_KEPT, aside=True, slow=True),
     "torchrun --nproc_per_node 2": Change(SMALL + NOTHING_KEPT, aside=True),
+    # ./deepy.py, which starts the same with one rank, is run in every test.
     "python train.py --config-file my.yml": Change(
-        _set(train_iters=2, eval_iters=1) + NOTHING_KEPT, aside=True
+        _set(train_iters=2, eval_iters=1) + NOTHING_KEPT, aside=True, slow=True
     ),
     "./deepy.py train.py my.yml --set train_iters=2000": Change(
         _set(exit_interval=6, eval_iters=1), makes=("checkpoints/mine/global_step6/manifest.json",)
+    ),
+    # Eight workers, as the page has it, would import what they need eight times.
+    "python tools/datasets/preprocess_data.py --input ./data/mydataset.jsonl.zst": Change(
+        " --workers 2"
     ),
     "python tools/ckpts/reshard.py": Change(makes=("checkpoints/whole/latest",)),
     # As long as the run whose checkpoint it is.

@@ -47,6 +47,7 @@ def require_same_losses(journey: Journey) -> None:
         assert losses == pytest.approx(reference, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_there_and_back_between_two_ranks(tmp_path: Path) -> None:
     others = [Layout(data=2, zero=3), Layout(pipe=2, zero=1), Layout(model=2, zero=0)]
