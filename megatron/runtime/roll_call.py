@@ -27,12 +27,10 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from megatron.errors import LaunchError, first_line, words_of
 from megatron.ranks import is_own_address
-from megatron.runtime.meeting_store import MeetingStore, holds_store, open_store
+from megatron.runtime.meeting_store import MeetingStore, holds_store, open_store, pauses
 from megatron.runtime.world import World
 
 # Seconds.
-_FIRST_PAUSE: Final = 0.005
-_LONGEST_PAUSE: Final = 0.5
 _MARGIN_S: Final = 15.0  # in which rank 0 may be later than this rank's patience
 _TELLING_S: Final = 1.0  # for the way to the store, where there is bad news alone
 _READING_S: Final = 1.0  # that the others get to read why, before the store ends with rank 0
@@ -134,7 +132,7 @@ def _tell(world: World, error: BaseException) -> None:
 
 def _wait_for_all(store: Store, world: World, patience_s: float) -> str | None:
     """Rank 0: why the run cannot start; None when all have come."""
-    for _ in _pauses(patience_s):
+    for _ in pauses(patience_s):
         if store.add("came", 0) >= world.size:
             return None
         if store.check(["problem"]):
@@ -142,20 +140,11 @@ def _wait_for_all(store: Store, world: World, patience_s: float) -> str | None:
     return _missing(store, world, patience_s)
 
 
-def _pauses(patience_s: float) -> Iterator[None]:
-    """Until ``patience_s`` seconds are over, in growing pauses: Ctrl-C ends them, a wait of torch's not."""
-    deadline, pause = time.monotonic() + patience_s, _FIRST_PAUSE
-    while time.monotonic() < deadline:
-        yield
-        time.sleep(pause)
-        pause = min(1.5 * pause, _LONGEST_PAUSE)
-
-
 def _hear_verdict(store: Store, world: World, patience_s: float) -> Attendance:
     here = f"rank {world.rank} on {world.hostname}"
     remedy = "\n  to do: see the log of rank 0's host"
     try:
-        for _ in _pauses(patience_s + _MARGIN_S):
+        for _ in pauses(patience_s + _MARGIN_S):
             if store.check(["verdict"]):
                 break
         else:
