@@ -26,6 +26,7 @@ from megatron.launch.plan import ROOT, LaunchPlan
 from megatron.launch.project import project_version
 from megatron.ranks import FIRST_PORT, PORTS
 from megatron.runtime import ports
+from megatron.runtime.before_torch import LOG_LEVEL
 
 # Connections that are made at a time.
 _AT_A_TIME: Final = 32
@@ -64,8 +65,10 @@ def pdsh_environment(plan: LaunchPlan, env: Mapping[str, str]) -> dict[str, str]
 def pdsh_command(plan: LaunchPlan) -> list[str]:
     """The command that starts an agent on every host; ``%n`` is the host's number."""
     port = "PORT" if plan.port is None else str(plan.port)
+    # The agent loads torch before it reads its file.
+    level = f"{LOG_LEVEL}={shlex.quote(plan.env[LOG_LEVEL])} " if LOG_LEVEL in plan.env else ""
     agent = (
-        f"cd {shlex.quote(plan.cwd)} && PYTHONPATH={shlex.quote(str(ROOT))} exec "
+        f"cd {shlex.quote(plan.cwd)} && {level}PYTHONPATH={shlex.quote(str(ROOT))} exec "
         f"{shlex.quote(sys.executable)} -u -m megatron.launch.agent {folder_of(plan.run_id, '%n')} {port}"
     )
     names = ",".join(share.host for share in plan.hosts)

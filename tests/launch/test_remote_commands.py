@@ -51,6 +51,8 @@ def test_pdsh() -> None:
     command = pdsh_command(replace(PLAN, launcher="pdsh"))
     assert command[:7] == ["pdsh", "-S", "-f", "2", "-w", "n1,n2", "--more"]
     assert command[7].startswith("cd '/work dir' && PYTHONPATH=")
+    level = replace(PLAN, launcher="pdsh", env={"TORCH_CPP_LOG_LEVEL": "ERROR"})
+    assert " && TORCH_CPP_LOG_LEVEL=ERROR PYTHONPATH=" in pdsh_command(level)[-1]
     assert command[7].endswith('-m megatron.launch.agent "${TMPDIR:-/tmp}/deepy-abc-%n" 29500')
 
 
