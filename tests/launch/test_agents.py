@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,7 +22,8 @@ from megatron.launch.hosts import Share
 from megatron.launch.job import JOB, NOTHING_STARTED, PID, job_text
 from megatron.launch.plan import LaunchPlan
 from megatron.launch.remote import _Failures
-from tests.support.doors import ROOT, environment
+from tests.launch.test_local_start import CONFIG
+from tests.support.doors import ROOT, environment, finish, start
 
 PLAN = LaunchPlan(
     hosts=(Share("n1", 1), Share("n2", 1)),
@@ -97,3 +99,35 @@ def test_nobody_waits_for_the_ranks_of_a_start_that_has_none() -> None:
 def test_hosts_that_do_not_come_are_named() -> None:
     with pytest.raises(LaunchError, match=r"1 of 2 hosts have not come within 0\.2 s: n2\n"):
         wait_for_agents(HashStore(), PLAN, 0, 0.2)
+
+
+# Both hosts are this one; somebody takes the file for the agent of the second away.
+SSH = """\
+#!/bin/bash
+for word; do case $word in lost) lost=1;; esac; done
+case "${@: -1}" in *megatron.launch.agent*) [ "$lost" ] && rm "$TMPDIR"/deepy-*-1/job.json;; esac
+exec bash -c "${@: -1}"
+"""
+
+
+@pytest.mark.skipif(shutil.which("pdsh") is None, reason="pdsh is not installed")
+def test_a_host_that_cannot_start_its_ranks_ends_the_others_at_once(tmp_path: Path) -> None:
+    """They have no ranks yet, and would wait for its agent."""
+    (tmp_path / "script.py").write_text("open('started', 'w')\n")
+    (tmp_path / "small.yml").write_text(CONFIG)
+    (tmp_path / "hosts").write_text("well slots=1\nlost slots=1\n")
+    (tmp_path / "ssh").write_text(SSH)
+    (tmp_path / "ssh").chmod(0o755)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    process = start(
+        *("deepy.py", "--hostfile", "hosts", "script.py", "small"),
+        folder=tmp_path,
+        variables={"PATH": f"{tmp_path}:{os.environ['PATH']}", "TMPDIR": str(temporary)},
+    )
+    done = finish(process, 20)  # before hosts whose ranks have something to save would be stopped
+    assert done.status == 2
+    assert "lost: error: " in done.out + done.err
+    assert "deepy.py: host well ended with status 143" in done.err
+    assert not (tmp_path / "started").exists()
+    assert list(temporary.iterdir()) == []
