@@ -10,14 +10,14 @@ from megatron.neox_arguments.arguments_cli import (
     args_from_cli,
 )
 from megatron.ranks import adopt_rank_variables
+from megatron.runtime.before_torch import prepare_for_torch
 from megatron.runtime.signals import loading
-from megatron.runtime.threads import wait_passively
 
 A_WEEK_S = 7 * 24 * 3600.0
 
 
 def main() -> None:
-    wait_passively()
+    prepare_for_torch()
     with loading():
         from megatron.generation.run import run_generation
         from megatron.runtime.peers import watch_peers

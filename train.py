@@ -10,12 +10,12 @@ from megatron.neox_arguments.arguments_cli import (
     args_from_cli,
 )
 from megatron.ranks import adopt_rank_variables
+from megatron.runtime.before_torch import prepare_for_torch
 from megatron.runtime.signals import loading
-from megatron.runtime.threads import wait_passively
 
 
 def main() -> None:
-    wait_passively()
+    prepare_for_torch()
     with loading():
         from megatron.runtime.peers import watch_peers
         from megatron.runtime.process import end_process, start_process

@@ -36,6 +36,8 @@ _SCHEDULERS: Final = {
     ),
     "mpiexec": ("PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ""),
 }
+# Names of the hosts in the order of their node ranks, with commas: what deepy.py tells the ranks.
+HOSTS_VARIABLE: Final = "NEOX_HOSTS"
 # Below the ports that systems give to outgoing connections.
 FIRST_PORT, PORTS = 15_000, 15_000
 
@@ -138,6 +140,11 @@ def counts_of_nodes(name: str, env: Mapping[str, str]) -> list[int]:
             raise LaunchError(f"environment: {name}={text!r}: expected such as 2(x3),1")
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
+
+
+def named_hosts(env: Mapping[str, str]) -> list[str]:
+    """The hosts of a start of ours by node rank; none under other launchers."""
+    return [name.strip() for name in env.get(HOSTS_VARIABLE, "").split(",") if name.strip()]
 
 
 def expand_host_list(text: str) -> list[str]:

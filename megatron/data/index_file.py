@@ -102,7 +102,9 @@ def read_magic(path: str) -> bytes:
 
 def _missing(path: str) -> str:
     prefix = path[: -len(".idx")]
-    lines = [f"{path}: no such file: a token data set is PREFIX.bin with PREFIX.idx"]
+    other = data_file_path(prefix)
+    both = "" if os.path.exists(other) else f", nor is {other}"
+    lines = [f"{path}: no such file{both}: a token data set is PREFIX.bin with PREFIX.idx"]
     folder = Path(path).parent
     if not folder.is_dir():
         lines.append(f"the folder {folder} does not exist either")

@@ -16,11 +16,11 @@ from typing import Final, TypedDict
 from megatron.data.indexed_dataset import data_file_path, index_file_path
 from megatron.data.sources import all_paths, label_paths_of
 from megatron.data.splits import SPLIT_NAMES
-from megatron.doctor.file_systems import FileSystem, file_system_of, is_network
 from megatron.doctor.finding import ByHost, Finding, names
 from megatron.monitor.units import bytes_text
 from megatron.neox_arguments import NeoXArgs
 from megatron.neox_arguments.tokenizer_files import files_read
+from megatron.runtime.file_systems import FileSystem, file_system_of, is_network
 
 BLOCK: Final = 8 * 2**20  # bytes
 _THREADS: Final = 4

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Final, TypedDict
 
 from megatron.data.sources import all_paths, store_of
-from megatron.doctor.file_systems import FileSystem, existing_part, file_system_of
 from megatron.doctor.finding import ByHost, Finding
 from megatron.doctor.needs import Needs
 from megatron.monitor.units import bytes_text
 from megatron.neox_arguments import NeoXArgs
+from megatron.runtime.file_systems import FileSystem, existing_part, file_system_of
 from megatron.runtime.fs_barrier import PROBE_PREFIX
 
 INDEX_STORE: Final = "index store"

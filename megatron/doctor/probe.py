@@ -27,11 +27,10 @@ from megatron.doctor.page import as_json, page, status_of
 from megatron.doctor.torch_process import TorchProcess
 from megatron.doctor.visit import Facts, Visit
 from megatron.errors import ConfigError, LaunchError, NeoXError, run_door
-from megatron.launch.plan import HOSTS_VARIABLE
 from megatron.launch.start_point import start_point
 from megatron.neox_arguments import NeoXArgs
 from megatron.neox_arguments.arguments_cli import add_config_arguments, overrides_from_cli
-from megatron.ranks import adopt_rank_variables
+from megatron.ranks import adopt_rank_variables, named_hosts
 from megatron.runtime.parent import end_with_launcher
 from megatron.runtime.world import World
 
@@ -125,7 +124,7 @@ def _judge(
 
 def absent_hosts(env: Mapping[str, str], num_nodes: int, came: Mapping[int, str]) -> dict[str, str]:
     """Why each host that did not come is not there, as far as that can be known here."""
-    hosts = [name.strip() for name in env.get(HOSTS_VARIABLE, "").split(",") if name.strip()]
+    hosts = named_hosts(env)
     why = (
         f"its probe did not reach node 0 within {PATIENCE:.0f} s: not started, ended at once, or the port "
         f"{env.get('MASTER_PORT', '')} of {env.get('MASTER_ADDR', 'node 0')} is closed to it"

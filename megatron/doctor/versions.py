@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import platform
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from typing import Final, TypedDict
 
 from megatron.doctor.finding import ByHost, Finding, groups, names
 from megatron.launch.plan import ROOT
+from megatron.launch.project import project_hash
 
 _PACKAGES: Final = ("torch", "deepspeed", "numpy")
 _NCCL: Final = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
@@ -43,15 +43,6 @@ def look(
         "configuration": configuration,
         "configuration_error": configuration_error,
     }
-
-
-def project_hash(root: Path) -> str:
-    """A hash of this project's programs, the same wherever the same version of it lies."""
-    whole = hashlib.sha256()
-    for path in sorted([*root.glob("*.py"), *(root / "megatron").rglob("*.py")]):
-        whole.update(f"{path.relative_to(root)}\0".encode())
-        whole.update(hashlib.sha256(path.read_bytes()).digest())
-    return whole.hexdigest()[:12]
 
 
 def _version_of(package: str) -> str:

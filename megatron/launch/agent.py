@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from megatron.errors import LaunchError, run_door
-from megatron.launch.job import asked_to_stop, leave, take_job
+from megatron.launch.job import NOTHING_STARTED, asked_to_stop, leave, take_job
 from megatron.launch.local import run_local
 from megatron.launch.machine import accelerator_count
 from megatron.launch.plan import LaunchPlan, rank_environment
@@ -29,7 +29,11 @@ _TO_SAVE = 600.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run this host's ranks to their end; the exit status is that of the first one to fail."""
+    """Run this host's ranks to their end.
+
+    Returns:
+        The status of the first one to fail; ``NOTHING_STARTED`` where there could be none.
+    """
     folder_name, port = sys.argv[1:] if argv is None else argv
     folder = Path(folder_name)
     try:
@@ -41,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         plan = replace(plan, env=_environment_here(plan, node))
         threading.Thread(target=_follow_start, name="start", daemon=True).start()
         return run_local(plan, node) if plan.meets else _run_alone(plan, node)
+    except LaunchError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return NOTHING_STARTED
     finally:
         leave(folder)
 

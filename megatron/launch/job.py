@@ -20,6 +20,8 @@ from megatron.launch.plan import LaunchPlan
 
 JOB: Final = "job.json"
 PID: Final = "pid"
+# The agent's status where it has said why it starts nothing: no rank elsewhere has anything to save.
+NOTHING_STARTED: Final = 119
 STOP: Final = "stop"  # the signal by which the start was asked to end, by name
 
 

@@ -14,25 +14,20 @@ import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from datetime import timedelta
 from types import FrameType
 from typing import Any
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
-from megatron.errors import LaunchError, first_line
+from megatron.launch.agents_meeting import AgentsMeeting
 from megatron.launch.plan import LaunchPlan
 from megatron.runtime.parent import LAUNCHER_PID_VARIABLE
 from megatron.runtime.signals import exit_status, handled
 
 # What the ranks of a failed run get before they are killed, in seconds.
 SHUTDOWN_TIMEOUT = 20
-# Seconds that the hosts wait for each other.
-_PATIENCE_S = 300
 
 
 def run_local(plan: LaunchPlan, node: int = 0) -> int:
@@ -128,37 +123,6 @@ class _Agent(LocalElasticAgent):
         return pids
 
 
-class _Meeting(StaticTCPRendezvous):
-    """Where the ranks meet: a store in the first host's agent, at a port that stays bound from here on."""
-
-    def __init__(self, plan: LaunchPlan, node: int) -> None:
-        address, port = plan.address, plan.port or 0
-        super().__init__(
-            address,
-            port,
-            rank=node,
-            world_size=len(plan.hosts),
-            run_id=plan.run_id,
-            timeout=_PATIENCE_S,
-        )
-        try:
-            self._store = TCPStore(
-                address,
-                port,
-                len(plan.hosts),
-                is_master=node == 0,
-                timeout=timedelta(seconds=_PATIENCE_S),
-                wait_for_workers=False,
-                multi_tenant=True,
-            )
-        except (RuntimeError, ValueError) as error:
-            raise LaunchError(
-                f"master_port: the ranks cannot meet at {address}:{port or 'a free port'}: "
-                f"{first_line(error)}"
-            ) from None
-        self.master_port = self._store.port
-
-
 def _worker_spec(plan: LaunchPlan, node: int) -> WorkerSpec:
     # The agent would take these signals for itself and kill the ranks after a while. It needs one to
     # handle: an urgent-data signal, which nobody sends.
@@ -168,7 +132,7 @@ def _worker_spec(plan: LaunchPlan, node: int) -> WorkerSpec:
         local_world_size=plan.hosts[node].ranks,
         entrypoint=plan.command[0],
         args=plan.command[1:],
-        rdzv_handler=_Meeting(plan, node),
+        rdzv_handler=AgentsMeeting(plan, node),
         max_restarts=0,
         monitor_interval=0.1,
         local_addr=plan.address,

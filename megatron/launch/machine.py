@@ -9,12 +9,14 @@ import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from megatron.errors import LaunchError
 from megatron.ranks import is_own_address
 from megatron.runtime.ports import port_problem
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+PORT_REMEDY: Final = "set master_port to a free port, or leave it out and one is found"
 
 
 def is_this_host(name: str) -> bool:
@@ -68,7 +70,9 @@ def check_port_is_free(port: int) -> None:
     """
     problem = port_problem(port)
     if problem is not None:
-        raise LaunchError(
-            f"master_port: {port} cannot be used: {problem}\n"
-            "  to do: set master_port to a free port, or leave it out and one is found"
-        )
+        raise LaunchError(f"{port_text(port, problem)}\n  to do: {PORT_REMEDY}")
+
+
+def port_text(port: int, problem: str) -> str:
+    """What to say of a named port that cannot be bound."""
+    return f"master_port: {port} cannot be used: {problem}"

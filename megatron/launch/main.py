@@ -23,6 +23,7 @@ from megatron.launch.plan import (
 )
 from megatron.launch.remote import run_remote
 from megatron.ranks import adopt_rank_variables
+from megatron.runtime.before_torch import prepare_for_torch
 from megatron.runtime.signals import loading
 
 
@@ -66,6 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_port_is_free(plan.port)
     if plan.ranks == 1:
         run_in_place(plan)
+    prepare_for_torch()
     # torch costs about two seconds to import: not before everything else is known to be right.
     with loading():
         from megatron.launch.local import run_local  # noqa: PLC0415

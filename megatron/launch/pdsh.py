@@ -8,17 +8,25 @@ stopped by process id.
 
 from __future__ import annotations
 
+import inspect
 import shlex
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from types import ModuleType
+from typing import Final, NamedTuple
 
 from megatron.errors import LaunchError
+from megatron.launch import project
 from megatron.launch.job import JOB, folder_of, job_text, stop_text
+from megatron.launch.machine import PORT_REMEDY, port_text
 from megatron.launch.plan import ROOT, LaunchPlan
+from megatron.launch.project import project_version
 from megatron.ranks import FIRST_PORT, PORTS
+from megatron.runtime import ports
+from megatron.runtime.before_torch import LOG_LEVEL
 
 # Connections that are made at a time.
 _AT_A_TIME: Final = 32
@@ -27,7 +35,17 @@ _CONNECT: Final = 15
 _ANSWER: Final = 60
 # So that a lost network ends SSH, and with it pdsh: three unanswered questions.
 _ALIVE: Final = ("-oServerAliveInterval=10", "-oServerAliveCountMax=3")
-_NO_FOLDER, _NO_PYTHON, _NO_PROJECT, _NO_FILE = 71, 72, 73, 74
+_NO_FOLDER, _NO_PYTHON, _NO_PROJECT, _NO_FILE, _OTHER_PROJECT, _NO_PORT = 71, 72, 73, 74, 75, 76
+# Behind the text of a module: its answer is an error's where it is not the one that is wanted.
+_COMPARE: Final = """
+import sys
+found = project_version(Path(sys.argv[1]))
+sys.exit(None if found == sys.argv[2] else found)
+"""
+_TRY_PORT: Final = """
+import sys
+sys.exit(port_problem(int(sys.argv[1])))
+"""
 _PORT_PROGRAM: Final = (
     "import random, socket\n"
     f"for port in random.sample(range({FIRST_PORT}, {FIRST_PORT + PORTS}), 100):\n"
@@ -47,8 +65,10 @@ def pdsh_environment(plan: LaunchPlan, env: Mapping[str, str]) -> dict[str, str]
 def pdsh_command(plan: LaunchPlan) -> list[str]:
     """The command that starts an agent on every host; ``%n`` is the host's number."""
     port = "PORT" if plan.port is None else str(plan.port)
+    # The agent loads torch before it reads its file.
+    level = f"{LOG_LEVEL}={shlex.quote(plan.env[LOG_LEVEL])} " if LOG_LEVEL in plan.env else ""
     agent = (
-        f"cd {shlex.quote(plan.cwd)} && PYTHONPATH={shlex.quote(str(ROOT))} exec "
+        f"cd {shlex.quote(plan.cwd)} && {level}PYTHONPATH={shlex.quote(str(ROOT))} exec "
         f"{shlex.quote(sys.executable)} -u -m megatron.launch.agent {folder_of(plan.run_id, '%n')} {port}"
     )
     names = ",".join(share.host for share in plan.hosts)
@@ -66,9 +86,12 @@ def prepare_hosts(plan: LaunchPlan, env: Mapping[str, str]) -> int:
         LaunchError: hosts cannot take part; names all of them, each with the reason.
     """
 
-    def prepare(node: int) -> tuple[str, str | None]:
-        done = _over_ssh(plan, env, node, _preparation(plan, node), job_text(plan, node))
-        return done.stdout, _reason(plan, node, done)
+    version = project_version(ROOT)
+
+    def prepare(node: int) -> tuple[str, _Refusal | None]:
+        text = _preparation(plan, node, version)
+        done = _over_ssh(plan, env, node, text, job_text(plan, node))
+        return done.stdout, _refusal(plan, node, done, version)
 
     try:
         with ThreadPoolExecutor(_AT_A_TIME) as pool:
@@ -77,19 +100,10 @@ def prepare_hosts(plan: LaunchPlan, env: Mapping[str, str]) -> int:
         # The user's secrets are in those files.
         clean_up(plan, env, range(len(plan.hosts)))
         raise
-    failed = [
-        f"  {share.host}: {reason}"
-        for share, (_, reason) in zip(plan.hosts, answers, strict=True)
-        if reason is not None
-    ]
-    if failed:
-        clean_up(plan, env, [node for node, (_, reason) in enumerate(answers) if reason is None])
-        raise LaunchError(
-            f"{len(failed)} of {len(plan.hosts)} hosts cannot take part; nothing was started\n"
-            + "\n".join(failed[:20])
-            + "\n  to do: mend them, or leave them out (exclude); each must be reached by `ssh HOST` without "
-            "a question (no_ssh_check: true lets it ask), with the same paths as here"
-        )
+    refusals = {node: refusal for node, (_, refusal) in enumerate(answers) if refusal is not None}
+    if refusals:
+        clean_up(plan, env, [node for node in range(len(answers)) if node not in refusals])
+        raise LaunchError(_refused(plan, refusals))
     if plan.port is not None:
         return plan.port
     return int(answers[0][0].split()[-1])
@@ -115,18 +129,29 @@ def clean_up(plan: LaunchPlan, env: Mapping[str, str], nodes: Sequence[int]) -> 
         list(pool.map(remove, nodes))
 
 
-def _preparation(plan: LaunchPlan, node: int) -> str:
-    """A shell's lines: what must be there, then the file, and on the first host a free port."""
+def _preparation(plan: LaunchPlan, node: int, version: str) -> str:
+    """A shell's lines: what must be there, then the file, and on the first host the port."""
     python, folder = shlex.quote(sys.executable), folder_of(plan.run_id, node)
     lines = [
         f"test -d {shlex.quote(plan.cwd)} || exit {_NO_FOLDER}",
         f"test -x {python} || exit {_NO_PYTHON}",
         f"test -f {shlex.quote(str(ROOT / 'megatron' / 'launch' / 'agent.py'))} || exit {_NO_PROJECT}",
-        f"umask 077; mkdir {folder} && cat > {folder}/{JOB} || exit {_NO_FILE}",
     ]
+    if plan.meets:  # else it is the doctor, which looks at these itself, and at more
+        compare = _module_command(project, _COMPARE, str(ROOT), version)
+        lines.append(f"{compare} || exit {_OTHER_PROJECT}")
+        if node == 0 and plan.port is not None:
+            lines.append(f"{_module_command(ports, _TRY_PORT, str(plan.port))} || exit {_NO_PORT}")
+    lines.append(f"umask 077; mkdir {folder} && cat > {folder}/{JOB} || exit {_NO_FILE}")
     if node == 0 and plan.port is None:
         lines.append(f"{python} -I -S -c {shlex.quote(_PORT_PROGRAM)}")
     return "\n".join(lines)
+
+
+def _module_command(module: ModuleType, end: str, *arguments: str) -> str:
+    """A shell's command that runs the text of a module of ours, as it is here, and ``end`` behind it."""
+    words = [sys.executable, "-I", "-S", "-c", inspect.getsource(module) + end, *arguments]
+    return shlex.join(words) + " </dev/null"
 
 
 def _over_ssh(
@@ -158,11 +183,49 @@ def _over_ssh(
         ) from None
 
 
-def _reason(plan: LaunchPlan, node: int, done: subprocess.CompletedProcess[str]) -> str | None:
+class _Refusal(NamedTuple):
+    """Why a host cannot take part, and what to do where it is more than to mend or leave it."""
+
+    reason: str
+    remedy: str | None = None
+
+
+def _refused(plan: LaunchPlan, refusals: Mapping[int, _Refusal]) -> str:
+    """The message about hosts that cannot take part, by number."""
+    usual = (
+        "mend them, or leave them out (exclude); each must be reached by `ssh HOST` without "
+        "a question (no_ssh_check: true lets it ask), with the same paths as here"
+    )
+    lines = [f"  {plan.hosts[node].host}: {each.reason}" for node, each in refusals.items()]
+    remedies = dict.fromkeys(each.remedy or usual for each in refusals.values())
+    one = plan.hosts[next(iter(refusals))].host if len(refusals) == 1 else "HOST"
+    return "\n".join(
+        [
+            f"{len(refusals)} of {len(plan.hosts)} hosts cannot take part; nothing was started",
+            *lines[:20],
+            *(f"  to do: {remedy.replace('{host}', one)}" for remedy in remedies),
+        ]
+    )
+
+
+def _refusal(
+    plan: LaunchPlan, node: int, done: subprocess.CompletedProcess[str], version: str
+) -> _Refusal | None:
     """Why a host cannot take part; None if it can."""
-    if done.returncode == 0:
+    status, said = done.returncode, done.stderr.strip()
+    if status == 0:
         return None
-    words = " ".join(done.stderr.split())[-200:]
+    words, last = " ".join(said.split())[-200:], said.rpartition("\n")[2]
+    if status == _OTHER_PROJECT:
+        root = shlex.quote(str(ROOT))
+        return _Refusal(
+            f"another version of this project in {ROOT}: {last} there, {version} on "
+            f"{socket.gethostname()} (here)",
+            f"copy this one there (rsync -a --delete {root}/megatron {root}/*.py {{host}}:{root}/), or bring "
+            "both to one commit",
+        )
+    if status == _NO_PORT:
+        return _Refusal(port_text(plan.port or 0, last), PORT_REMEDY)
     known = {
         _NO_FOLDER: f"there is no folder {plan.cwd}",
         _NO_PYTHON: f"there is no {sys.executable}",
@@ -170,4 +233,4 @@ def _reason(plan: LaunchPlan, node: int, done: subprocess.CompletedProcess[str])
         _NO_FILE: f"its folder for temporary files cannot be written: {words}",
         255: f"ssh: {words or 'cannot connect'}",
     }
-    return known.get(done.returncode, f"status {done.returncode}: {words}")
+    return _Refusal(known.get(status, f"status {status}: {words}"))

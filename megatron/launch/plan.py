@@ -22,15 +22,13 @@ from megatron.neox_arguments import NeoXArgs
 from megatron.neox_arguments.path_places import told_where
 from megatron.neox_arguments.payload import VARIABLE, payload_of
 from megatron.neox_arguments.sections import LaunchArgs
-from megatron.ranks import FIRST_PORT, PORTS
+from megatron.ranks import FIRST_PORT, HOSTS_VARIABLE, PORTS
+from megatron.runtime.before_torch import variables_for_torch
 from megatron.runtime.ports import port_problem
-from megatron.runtime.threads import wait_policy
 
 ROOT = Path(__file__).resolve().parents[2]
 # Programs that take a batch of the size that the configuration says. The others only need the layout.
 _TRAINING_SCRIPT = "train.py"
-# Names of the hosts in the order of their node ranks, with commas, for the ranks.
-HOSTS_VARIABLE: Final = "NEOX_HOSTS"
 # What tells a process which rank it is, and where it meets the others.
 _PLACE: Final = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "NODE_RANK"}
@@ -206,7 +204,7 @@ def rank_environment(env: Mapping[str, str], ranks: int, accelerators: int) -> d
     added = {"PYTHONPATH": os.pathsep.join(paths)}
     if "OMP_NUM_THREADS" not in env:
         added["OMP_NUM_THREADS"] = str(max(1, usable_cores() // ranks))
-    added |= wait_policy(env)
+    added |= variables_for_torch(env)
     if not accelerators and "DS_ACCELERATOR" not in env:
         # Otherwise DeepSpeed probes for devices, and says so, in every process.
         added["DS_ACCELERATOR"] = "cpu"

@@ -16,7 +16,9 @@ from dataclasses import replace
 from functools import partial
 from typing import IO, Any, Final, NoReturn
 
+from megatron.errors import EXIT_USER_ERROR
 from megatron.launch.commands import check_launcher, environment_of_launcher, launcher_command
+from megatron.launch.job import NOTHING_STARTED
 from megatron.launch.pdsh import (
     clean_up,
     pdsh_command,
@@ -93,7 +95,7 @@ def _run_pdsh(plan: LaunchPlan) -> int:
         # The agents see that it has gone, and stop their ranks.
         preexec_fn=partial(end_with_parent, signal.SIGKILL),
     )
-    failures = _Failures()
+    failures = _Failures(plan)
     assert process.stdout is not None
     assert process.stderr is not None
     relays = [
@@ -123,17 +125,30 @@ def _end_now(number: int, _: object) -> NoReturn:
 
 
 class _Failures:
-    """The hosts that have ended badly, first one first."""
+    """The hosts that have ended badly, first one first.
 
-    def __init__(self) -> None:
+    Attributes:
+        hosts: statuses by host.
+        since: when the first one did.
+        grace: seconds that the others get from then on.
+    """
+
+    def __init__(self, plan: LaunchPlan) -> None:
         self.hosts: dict[str, int] = {}
         self.since: float | None = None
+        self.grace = _GRACE
+        self._meets = plan.meets
 
-    def note(self, host: str, status: int) -> None:
-        """A host's agent has ended."""
+    def note(self, host: str, status: int) -> int:
+        """A host's agent has ended; returns its status, for people."""
+        if status == NOTHING_STARTED:
+            status = EXIT_USER_ERROR
+            # Agents that meet start no rank before all have come: the others wait for this one.
+            self.grace = 0.0 if self._meets else self.grace
         if status and host not in self.hosts:
             self.hosts[host] = status
             self.since = self.since or time.monotonic()
+        return status
 
     @property
     def status(self) -> int:
@@ -147,8 +162,8 @@ def _relay(source: IO[str], target: IO[str], plan: LaunchPlan, failures: _Failur
     for line in source:
         match = _ENDED.match(line)
         if match is not None:
-            failures.note(match[1], int(match[2]))
-            line = f"deepy.py: host {match[1]} ended with status {match[2]}\n"
+            status = failures.note(match[1], int(match[2]))
+            line = f"deepy.py: host {match[1]} ended with status {status}\n"
         target.write(line.removeprefix(first))
         target.flush()
 
@@ -181,7 +196,7 @@ def _wait(
         if failures is None or send is None or failures.since is None:
             continue
         now = time.monotonic()
-        if asked_at is None and now - failures.since > _GRACE:
+        if asked_at is None and now - failures.since > failures.grace:
             asked_at = now
             sys.stderr.write("deepy.py: the other hosts are being stopped\n")
             send("TERM")

@@ -17,6 +17,7 @@ from typing import Final
 
 from megatron.errors import BarrierError
 from megatron.logging import get_logger
+from megatron.runtime.file_systems import is_of_one_host
 from megatron.runtime.fs_barrier import PROBE_PREFIX, list_folder
 from megatron.runtime.world import World
 
@@ -56,7 +57,8 @@ def look_around(root: Path, world: World, *, is_shared: bool, make_parents: bool
     """Find out which nodes see one folder at ``root``. All ranks call this.
 
     Where it is said to be shared, rank 0 writes a file, and the others wait until it is seen, as long as a
-    network file system may take. Where it is not, each node writes one, and looks once for others.
+    network file system may take; on a disk of their own they need not. Where it is not, each node writes
+    one, and looks once for others.
     """
     writes = world.is_first if is_shared else world.is_local_first
     mine = _leave_file(root, make_parents) if writes else None
@@ -64,7 +66,7 @@ def look_around(root: Path, world: World, *, is_shared: bool, make_parents: bool
     others = {name for node, name in left if name is not None and node != world.node_rank}
     seen: set[str] = set()
     if world.is_local_first:  # one look per node
-        seen = _look(root, others, _PATIENCE if is_shared else _PERIOD)
+        seen = _look(root, others, is_shared)
     reports = world.all_gather((world.node_rank, world.hostname, bool(seen)))
     if mine is not None:
         with suppress(OSError):  # at worst an empty file stays, until a builder tidies up
@@ -102,7 +104,7 @@ def probe_file_systems(
     if sight.blind:
         raise BarrierError(
             f"{root.absolute()}: is not the same folder on all nodes\n"
-            f"  found: {sight.blind} cannot see a file that node 0 has written there\n"
+            f"  found: {sight.blind} cannot see a file that {sight.names(sight.writers)} has written there\n"
             "  expected: one shared file system, because use_shared_fs is true\n"
             "  to do: set use_shared_fs: false if every node has its own disk, with the data on each; "
             "else mount the same file system at this path",
@@ -121,11 +123,12 @@ def _leave_file(root: Path, make_parents: bool) -> str | None:
     return name
 
 
-def _look(root: Path, wanted: set[str], patience: float) -> set[str]:
-    """Those of ``wanted`` that appear in ``root`` within ``patience`` seconds."""
-    deadline = time.monotonic() + patience
-    while True:
-        seen = wanted & list_folder(root)
-        if seen == wanted or time.monotonic() >= deadline:
-            return seen
+def _look(root: Path, wanted: set[str], is_shared: bool) -> set[str]:
+    """Those of ``wanted`` that appear in ``root`` as soon as they can be expected to."""
+    seen = wanted & list_folder(root)  # what is mounted when it is asked for is mounted now
+    waits = is_shared and not is_of_one_host(str(root))
+    deadline = time.monotonic() + (_PATIENCE if waits else _PERIOD)
+    while seen != wanted and time.monotonic() < deadline:
         time.sleep(_PERIOD)
+        seen = wanted & list_folder(root)
+    return seen

@@ -11,9 +11,10 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotInTime
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Final, TypeAlias
 
@@ -26,6 +27,8 @@ from megatron.runtime.world import World
 _TRY_S: Final = 5.0  # for an answer of an address
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 2.0
+_FIRST_LOOK: Final = 0.005  # between two looks into the store
+_LONGEST_LOOK: Final = 0.5
 
 _Address: TypeAlias = tuple[str, int]
 
@@ -52,16 +55,36 @@ def open_store(world: World, patience_s: float) -> MeetingStore:
         LaunchError: the port is taken, the store cannot be reached, or what answers is no store.
     """
     place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    own, its = None, None
     if holds_store(world):
-        store = _hold(place, patience_s)
+        found = MeetingStore(hold_store(place, patience_s))
     else:
-        deadline = time.monotonic() + patience_s
-        own, its = _knock(world, place, deadline, patience_s)
-        store = _enter(world, (its, place[1]), deadline)
+        found = reach_store(f"rank {world.rank} on {world.hostname}", place, patience_s)
     # A restart by torchrun meets in the same store, and must not find what the attempt before has left.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if _is_agents() else "0"
-    return MeetingStore(PrefixStore(f"attempt_{attempt}", store), own, its)
+    return replace(found, store=PrefixStore(f"attempt_{attempt}", found.store))
+
+
+def reach_store(who: str, place: _Address, patience_s: float) -> MeetingStore:
+    """Reach the store that another process holds within ``patience_s`` seconds, in which signals are heard.
+
+    Args:
+        who: this process, for messages.
+
+    Raises:
+        LaunchError: see :func:`open_store`.
+    """
+    deadline = time.monotonic() + patience_s
+    own, its = _knock(who, place, deadline, patience_s)
+    return MeetingStore(_enter(who, (its, place[1]), deadline), own, its)
+
+
+def pauses(patience_s: float) -> Iterator[None]:
+    """Until ``patience_s`` seconds are over, in growing pauses: Ctrl-C ends them, a wait of torch's not."""
+    deadline, pause = time.monotonic() + patience_s, _FIRST_LOOK
+    while time.monotonic() < deadline:
+        yield
+        time.sleep(pause)
+        pause = min(1.5 * pause, _LONGEST_LOOK)
 
 
 def holds_store(world: World) -> bool:
@@ -73,8 +96,12 @@ def _is_agents() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def _hold(place: _Address, patience_s: float) -> Store:
-    """The store in this process, on all its interfaces."""
+def hold_store(place: _Address, patience_s: float) -> TCPStore:
+    """The store in this process, on all its interfaces; at port 0 one that is free is taken.
+
+    Raises:
+        LaunchError: the port cannot be had.
+    """
     try:
         return TCPStore(
             "localhost",
@@ -93,7 +120,7 @@ def _hold(place: _Address, patience_s: float) -> Store:
         ) from error
 
 
-def _knock(world: World, place: _Address, deadline: float, patience_s: float) -> tuple[str, str]:
+def _knock(who: str, place: _Address, deadline: float, patience_s: float) -> tuple[str, str]:
     """Try to connect until somebody answers; the address of this host on the way, and the other's."""
     pause = _FIRST_PAUSE
     while True:
@@ -110,12 +137,12 @@ def _knock(world: World, place: _Address, deadline: float, patience_s: float) ->
         except UnicodeError as error:  # no name of a host has such a form
             problem = socket.gaierror(socket.EAI_NONAME, str(error))
         if time.monotonic() + pause > deadline:
-            raise LaunchError(_unreachable(world, place, problem, patience_s)) from problem
+            raise LaunchError(_unreachable(who, place, problem, patience_s)) from problem
         time.sleep(pause)
         pause = min(1.5 * pause, _LONGEST_PAUSE)
 
 
-def _unreachable(world: World, place: _Address, problem: OSError, patience_s: float) -> str:
+def _unreachable(who: str, place: _Address, problem: OSError, patience_s: float) -> str:
     if isinstance(problem, socket.gaierror):
         remedy = "set master_addr (MASTER_ADDR) to a name or an address that every host knows"
     elif isinstance(problem, ConnectionRefusedError):
@@ -129,13 +156,13 @@ def _unreachable(world: World, place: _Address, problem: OSError, patience_s: fl
             "rank 0's address in another network; ./deepy.py doctor tries the ways between the hosts"
         )
     return (
-        f"rank {world.rank} on {world.hostname} cannot reach rank 0 at {place[0]}:{place[1]}\n"
+        f"{who} cannot reach rank 0 at {place[0]}:{place[1]}\n"
         f"  found: {problem.strerror or problem}, again and again for {patience_s:g} s\n"
         f"  to do: {remedy}"
     )
 
 
-def _enter(world: World, place: _Address, deadline: float) -> Store:
+def _enter(who: str, place: _Address, deadline: float) -> Store:
     """Connect to the store, in a thread: torch may wait without end for a program that is none."""
     found: Future[Store] = Future()
 
@@ -153,7 +180,7 @@ def _enter(world: World, place: _Address, deadline: float) -> Store:
         return found.result(max(1.0, deadline - time.monotonic()) + _TRY_S)
     except (RuntimeError, NotInTime) as error:
         raise LaunchError(
-            f"rank {world.rank} on {world.hostname}: what answers at {place[0]}:{place[1]} is not rank 0\n"
+            f"{who}: what answers at {place[0]}:{place[1]} is not rank 0\n"
             f"  found: {first_line(error) or 'no word of a TCPStore'}\n"
             "  to do: another program has this port: set master_port (MASTER_PORT) to a free one, or leave "
             "it out"

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -26,13 +26,11 @@ from typing import Any, Final
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from megatron.errors import LaunchError, first_line, words_of
-from megatron.ranks import is_own_address
-from megatron.runtime.meeting_store import MeetingStore, holds_store, open_store
+from megatron.ranks import is_own_address, named_hosts
+from megatron.runtime.meeting_store import MeetingStore, holds_store, open_store, pauses
 from megatron.runtime.world import World
 
 # Seconds.
-_FIRST_PAUSE: Final = 0.005
-_LONGEST_PAUSE: Final = 0.5
 _MARGIN_S: Final = 15.0  # in which rank 0 may be later than this rank's patience
 _TELLING_S: Final = 1.0  # for the way to the store, where there is bad news alone
 _READING_S: Final = 1.0  # that the others get to read why, before the store ends with rank 0
@@ -134,7 +132,7 @@ def _tell(world: World, error: BaseException) -> None:
 
 def _wait_for_all(store: Store, world: World, patience_s: float) -> str | None:
     """Rank 0: why the run cannot start; None when all have come."""
-    for _ in _pauses(patience_s):
+    for _ in pauses(patience_s):
         if store.add("came", 0) >= world.size:
             return None
         if store.check(["problem"]):
@@ -142,20 +140,11 @@ def _wait_for_all(store: Store, world: World, patience_s: float) -> str | None:
     return _missing(store, world, patience_s)
 
 
-def _pauses(patience_s: float) -> Iterator[None]:
-    """Until ``patience_s`` seconds are over, in growing pauses: Ctrl-C ends them, a wait of torch's not."""
-    deadline, pause = time.monotonic() + patience_s, _FIRST_PAUSE
-    while time.monotonic() < deadline:
-        yield
-        time.sleep(pause)
-        pause = min(1.5 * pause, _LONGEST_PAUSE)
-
-
 def _hear_verdict(store: Store, world: World, patience_s: float) -> Attendance:
     here = f"rank {world.rank} on {world.hostname}"
     remedy = "\n  to do: see the log of rank 0's host"
     try:
-        for _ in _pauses(patience_s + _MARGIN_S):
+        for _ in pauses(patience_s + _MARGIN_S):
             if store.check(["verdict"]):
                 break
         else:
@@ -214,6 +203,7 @@ def _missing(store: Store, world: World, patience_s: float) -> str:
         for each in here.values()
         for rank in range(each.first, each.first + each.local_size)
     }
+    host_of = absent_hosts(world.size, list(here.values()), named_hosts(os.environ)) | host_of
     known: dict[str, list[int]] = {}
     for rank in missing:
         known.setdefault(host_of.get(rank, "hosts of which no rank has come"), []).append(rank)
@@ -230,6 +220,37 @@ def _missing(store: Store, world: World, patience_s: float) -> str:
         "  to do: see the logs of the missing ones' hosts: were they started, and did they say why they "
         "ended? ./deepy.py doctor tries the ways between the hosts"
     )
+
+
+def absent_hosts(size: int, came: Sequence[Signature], names: Sequence[str]) -> dict[int, str]:
+    """By rank, the hosts that the start has named and of which no rank has come, as far as that can be known.
+
+    Args:
+        size: ranks of the run.
+        came: their signatures.
+        names: of all hosts by node; empty where the start has not said them.
+    """
+    there = {each.node: each for each in came}
+    hosts = [name.rpartition("@")[2] for name in names]
+    for node, each in there.items():
+        # Slurm may count them in an order of its own.
+        if node >= len(hosts) or (each.host in hosts and hosts[node] != each.host):
+            return {}
+    found: dict[int, str] = {}
+    first, absent = 0, list[str]()
+    for node in range(len(hosts) + 1):
+        if node < len(hosts) and node not in there:
+            absent.append(hosts[node])
+            continue
+        end = there[node].first if node in there else size
+        found |= dict.fromkeys(range(first, end), f"{_shown(absent)}, of which no rank has come")
+        first, absent = end + (there[node].local_size if node in there else 0), []
+    return found
+
+
+def _shown(hosts: Sequence[str]) -> str:
+    more = len(hosts) - _MOST_SHOWN
+    return ", ".join(hosts[:_MOST_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _by_host(ranks: Mapping[str, list[int]]) -> str:

@@ -27,6 +27,7 @@ from megatron.training.batches import batches_of
 from megatron.training.coordinates import check_coordinates, save_base_shapes
 from megatron.training.evaluation_plan import EvaluationPlan
 from megatron.training.loop import Hooks, Plan, train
+from megatron.training.needed_files import check_files_are_here
 from megatron.training.report import Reporter, run_facts
 from megatron.training.resume import (
     parametrization_facts,
@@ -82,6 +83,7 @@ def run_training(args: NeoXArgs, world: World) -> RunState:
     if args.mup.coord_check:
         check_coordinates(args, world)
         return RunState()
+    check_files_are_here(args, world)
     settings = args.checkpointing
     if settings.save is None:
         return _set_up_and_train(args, world)

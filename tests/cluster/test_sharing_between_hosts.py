@@ -100,7 +100,7 @@ def test_private_disks_that_are_taken_for_a_shared_one(cluster: Cluster) -> None
     said = run(cluster, "taken-for-shared", use_shared_fs=True)
     together = "\n".join(said.values())
     assert f"{cluster.private}/taken-for-shared/{STORE}" in together
-    assert "node 1 (node2) cannot see" in together
+    assert "node 1 (node2) cannot see a file that node 0 (node1) has written there" in together
     assert "set use_shared_fs: false" in together
 
 
@@ -108,7 +108,7 @@ def test_data_missing_on_one_host(cluster: Cluster) -> None:
     folders = private_folders(cluster, "missing")
     shutil.rmtree(folders[2] / "data")
     said = "\n".join(run(cluster, "missing", use_shared_fs=False).values())
-    assert "data/tiny" in said
+    assert "data/tiny.idx: no such file, nor is data/tiny.bin" in said
     assert "node2" in said
 
 

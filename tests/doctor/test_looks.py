@@ -14,7 +14,6 @@ from megatron.doctor import channel as channel_file
 from megatron.doctor import data_files, folders, links, reading, sharing, versions
 from megatron.doctor.channel import Channel, Gone
 from megatron.doctor.diagnosis import Case, diagnose, labels_of
-from megatron.doctor.file_systems import file_system_of
 from megatron.doctor.isolation import failure_of, isolated
 from megatron.doctor.meeting import Guest, Hub
 from megatron.doctor.page import page, status_of, verdict
@@ -80,18 +79,6 @@ def test_a_file_of_another_host_is_seen_when_it_comes(tmp_path: Path) -> None:
     for node in left:
         sharing.take_away(ours, left[node])
     assert list(tmp_path.iterdir()) == []
-
-
-def test_mounts(tmp_path: Path) -> None:
-    table = tmp_path / "mountinfo"
-    table.write_text(
-        "21 1 8:1 / / rw - ext4 /dev/sda rw\n"
-        "22 21 0:40 / /data rw shared:1 - nfs4 server:/export rw\n"
-        "23 21 0:41 / /data\\040two rw - tmpfs none rw\n"
-    )
-    assert file_system_of("/data/x", table)["source"] == "server:/export"
-    assert file_system_of("/data two/x", table)["kind"] == "tmpfs"
-    assert file_system_of("/database", table)["kind"] == "ext4"
 
 
 def test_reading_takes_pieces_of_the_file(tmp_path: Path) -> None:

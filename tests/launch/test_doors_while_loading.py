@@ -69,3 +69,14 @@ def test_threads_sleep_while_they_wait_unless_the_user_has_chosen(
     variables |= {"OMP_WAIT_POLICY": chosen} if chosen else {}
     done = finish(start(*command, folder=tmp_path, variables=variables))
     assert (done.status, done.err) == (int(chosen is None), "")
+
+
+@pytest.mark.parametrize("command", STARTS, ids=lambda command: command[0])
+@pytest.mark.parametrize("chosen", [None, "TORCH_CPP_LOG_LEVEL", "TORCH_DISTRIBUTED_DEBUG"])
+def test_torchs_own_warnings_are_for_those_who_ask(
+    tmp_path: Path, command: tuple[str, ...], chosen: str | None
+) -> None:
+    level = "import os; os._exit(os.environ.get('TORCH_CPP_LOG_LEVEL') == 'ERROR')"
+    variables = torch_that(level, tmp_path) | ({chosen: "INFO"} if chosen else {})
+    done = finish(start(*command, folder=tmp_path, variables=variables))
+    assert (done.status, done.err) == (int(chosen is None), "")

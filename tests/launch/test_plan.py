@@ -156,6 +156,7 @@ def test_the_ranks_command_and_environment(folder: Path) -> None:
     assert found.env["PYTHONPATH"] == f"{ROOT}:mine"
     assert found.env["OMP_NUM_THREADS"] == str(max(1, usable_cores() // 2))
     assert found.env["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert found.env["TORCH_CPP_LOG_LEVEL"] == "ERROR"
     assert found.port is None
 
 
@@ -175,7 +176,11 @@ def test_deepspeeds_file_reaches_the_ranks(folder: Path) -> None:
 
 
 def test_what_the_user_has_set_stays(folder: Path) -> None:
-    for name, value in (("OMP_NUM_THREADS", "7"), ("OMP_WAIT_POLICY", "ACTIVE")):
+    for name, value in (
+        ("OMP_NUM_THREADS", "7"),
+        ("OMP_WAIT_POLICY", "ACTIVE"),
+        ("TORCH_CPP_LOG_LEVEL", "INFO"),
+    ):
         assert name not in plan("train.py", "run", env=CPU | {name: value}).env
     assert "DS_ACCELERATOR" not in plan("train.py", "run").env
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
+import socket
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +24,9 @@ from megatron.launch.commands import (
 from megatron.launch.dry_run import dry_run_page
 from megatron.launch.hosts import ANY_HOST, Share
 from megatron.launch.job import JOB, PID, job_text, stop_text, take_job
-from megatron.launch.pdsh import pdsh_command, pdsh_environment
-from megatron.launch.plan import LaunchPlan
+from megatron.launch.pdsh import pdsh_command, pdsh_environment, prepare_hosts
+from megatron.launch.plan import ROOT, LaunchPlan
+from megatron.launch.project import project_version
 
 PLAN = LaunchPlan(
     hosts=(Share("n1", 2), Share("n2", 2)),
@@ -47,6 +51,8 @@ def test_pdsh() -> None:
     command = pdsh_command(replace(PLAN, launcher="pdsh"))
     assert command[:7] == ["pdsh", "-S", "-f", "2", "-w", "n1,n2", "--more"]
     assert command[7].startswith("cd '/work dir' && PYTHONPATH=")
+    level = replace(PLAN, launcher="pdsh", env={"TORCH_CPP_LOG_LEVEL": "ERROR"})
+    assert " && TORCH_CPP_LOG_LEVEL=ERROR PYTHONPATH=" in pdsh_command(level)[-1]
     assert command[7].endswith('-m megatron.launch.agent "${TMPDIR:-/tmp}/deepy-abc-%n" 29500')
 
 
@@ -195,3 +201,68 @@ def test_a_launcher_must_be_there_and_be_the_right_one(tmp_path: Path) -> None:
     check_launcher("openmpi", env)
     with pytest.raises(LaunchError, match=r"is another MPI's\n  found: mpirun \(Open MPI\) 4.1.4"):
         check_launcher("mpich", env)
+
+
+@pytest.fixture
+def two_hosts(tmp_path: Path) -> tuple[LaunchPlan, dict[str, str]]:
+    """A plan, and an environment in which ``ssh n2`` leads to a host with a project of its own."""
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "there" / "megatron").mkdir(parents=True)
+    for path in ROOT.glob("*.py"):
+        shutil.copy(path, tmp_path / "there")
+    shutil.copytree(ROOT / "megatron", tmp_path / "there" / "megatron", dirs_exist_ok=True)
+    (tmp_path / "ssh").write_text(
+        "#!/bin/bash\nhost=${@: -2:1} text=${@: -1}\n"
+        f"here={ROOT} there={tmp_path / 'there'}\n"
+        "if [ $host = n2 ]; then\n"
+        '    for end in /megatron " "; do text=${text//"$here$end"/"$there$end"}; done\n'
+        'fi\nexec bash -c "$text"\n'
+    )
+    (tmp_path / "ssh").chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TMPDIR": str(tmp_path / "tmp")}
+    return replace(PLAN, launcher="pdsh", cwd=str(tmp_path), port=None), os.environ | env
+
+
+def test_hosts_are_asked_for_what_they_have(
+    two_hosts: tuple[LaunchPlan, dict[str, str]], tmp_path: Path
+) -> None:
+    plan, env = two_hosts
+    assert prepare_hosts(plan, env) > 0
+    assert len(list((tmp_path / "tmp").glob(f"*/{JOB}"))) == 2
+
+
+def test_another_version_of_the_project_stops_the_start(
+    two_hosts: tuple[LaunchPlan, dict[str, str]], tmp_path: Path
+) -> None:
+    plan, env = two_hosts
+    with (tmp_path / "there/megatron/ranks.py").open("a") as file:
+        file.write("\n")
+    there, here = project_version(tmp_path / "there"), project_version(ROOT)
+    with pytest.raises(LaunchError) as refused:
+        prepare_hosts(plan, env)
+    assert str(refused.value).splitlines() == [
+        "1 of 2 hosts cannot take part; nothing was started",
+        f"  n2: another version of this project in {ROOT}: {there} there, {here} on "
+        f"{socket.gethostname()} (here)",
+        f"  to do: copy this one there (rsync -a --delete {ROOT}/megatron {ROOT}/*.py n2:{ROOT}/), or bring "
+        "both to one commit",
+    ]
+    assert list((tmp_path / "tmp").iterdir()) == []
+    # The doctor looks at it itself, and shows more.
+    prepare_hosts(replace(plan, meets=False), env)
+
+
+def test_a_port_that_is_taken_on_the_first_host_stops_the_start(
+    two_hosts: tuple[LaunchPlan, dict[str, str]], tmp_path: Path
+) -> None:
+    plan, env = two_hosts
+    with socket.create_server(("", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(LaunchError) as refused:
+            prepare_hosts(replace(plan, port=port), env)
+    assert str(refused.value).splitlines()[1:] == [
+        f"  n1: master_port: {port} cannot be used: Address already in use",
+        "  to do: set master_port to a free port, or leave it out and one is found",
+    ]
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert prepare_hosts(replace(plan, port=port), env) == port

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +53,26 @@ def test_private_folders(tmp_path: Path) -> None:
         assert outcome.error is not None
         assert "use_shared_fs: false" in outcome.error
         assert "node 1 (" in outcome.error
-        assert "node 0 has written" in outcome.error
+        assert re.search(r"a file that node 0 \([\w.-]+\) has written there", outcome.error)
+
+
+def probe_own_disks(world: World, roots: list[Path]) -> None:
+    fs_probe._PATIENCE = 10_000.0  # type: ignore[misc]
+    fs_probe.is_of_one_host = lambda path: path == str(roots[world.rank])
+    probe_file_systems(roots[world.rank], world, use_shared_fs=True)
+
+
+@pytest.mark.ranks
+def test_nobody_waits_for_another_host_on_a_disk_of_ones_own(tmp_path: Path) -> None:
+    roots = [tmp_path / "a", tmp_path / "b"]
+    for outcome in run_outcomes(2, probe_own_disks, roots, env_of_rank=two_nodes):
+        assert "use_shared_fs: false" in (outcome.error or "")
 
 
 def probe_late(world: World, root: Path, patience: float) -> None:
     """Node 1 sees new entries a second late."""
     fs_probe._PATIENCE = patience  # type: ignore[misc]
+    fs_probe.is_of_one_host = lambda path: False
     if world.rank == 1:
         fs_probe.list_folder = LateListing(1.0)
         fs_probe.list_folder(root)

@@ -25,7 +25,7 @@ from megatron.errors import DataError, NeoXError
 from megatron.runtime import process, roll_call
 from megatron.runtime.interface import choose_interface, interface_of
 from megatron.runtime.process import end_process, start_process
-from megatron.runtime.roll_call import problems_are_told, ranges
+from megatron.runtime.roll_call import Signature, absent_hosts, problems_are_told, ranges
 from megatron.runtime.world import World
 from tests.support.ranks import free_port
 
@@ -99,6 +99,11 @@ def one_does_not_come() -> list[object]:
             (rank(2, 5, port, (0, 2)), "beta"),
         ]
     )
+
+
+def one_does_not_come_of_hosts_that_are_known() -> list[object]:
+    place = dict(rank(0, 3, free_port(), (0, 2)))
+    return outcomes([(place | {"NEOX_HOSTS": "alpha,me@beta"}, "alpha")])
 
 
 def sizes_differ() -> list[object]:
@@ -181,6 +186,7 @@ def only_ranks_are_known() -> list[object]:
 
 CASES = (
     one_does_not_come,
+    one_does_not_come_of_hosts_that_are_known,
     sizes_differ,
     one_fails_that_knows_no_address,
     no_port_has_this_number,
@@ -214,6 +220,26 @@ def test_who_is_missing_is_named_to_all(found: Mapping[str, list[object]]) -> No
         "  missing: 3 on beta; 4 on hosts of which no rank has come",
         "  here: 0-1 on alpha; 2 on beta",
     ]
+
+
+def test_hosts_of_which_nobody_has_come_are_named(found: Mapping[str, list[object]]) -> None:
+    (said,) = found["one_does_not_come_of_hosts_that_are_known"]
+    assert "  missing: 1 on alpha; 2 on beta, of which no rank has come\n" in str(said)
+
+
+def test_which_hosts_the_missing_ranks_are_of() -> None:
+    def ranks(host: str, node: int, first: int) -> Signature:
+        return Signature(host, node, first, 2, 1, None)
+
+    came = [ranks("a", 0, 0), ranks("d", 3, 9), ranks("d", 3, 9)]
+    end = ", of which no rank has come"
+    # How many ranks each of several hosts was to have, nobody knows.
+    between = dict.fromkeys(range(2, 9), f"b, c{end}")
+    assert absent_hosts(12, came, ["a", "b", "c", "d", "e"]) == between | {11: f"e{end}"}
+    assert absent_hosts(11, came, ["a", "b", "c", "d"]) == between
+    # Without a word of the start, and where others have counted the hosts.
+    assert absent_hosts(12, came, []) == {}
+    assert absent_hosts(12, came, ["d", "b", "c", "a", "e"]) == {}
 
 
 def test_a_rank_that_cannot_come_says_why_to_all(found: Mapping[str, list[object]]) -> None:

@@ -7,10 +7,16 @@ import re
 from pathlib import Path
 from typing import Final, TypedDict
 
+MOUNTS: Final = Path("/proc/self/mountinfo")
 # Types that live on another machine, and may be the same on several.
 _NETWORK: Final = frozenset(
     {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "glusterfs", "wekafs"}
     | {"9p", "afs", "virtiofs", "fuse.sshfs", "fuse.glusterfs", "fuse.juicefs", "fuse.s3fs"}
+)
+# Types that are one host's own: what is written there is listed at once, and no other host can write it.
+_LOCAL: Final = frozenset(
+    {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "bcachefs", "tmpfs", "ramfs"}
+    | {"overlay"}
 )
 
 
@@ -22,7 +28,7 @@ class FileSystem(TypedDict):
     mounted_at: str
 
 
-def file_system_of(path: str, table: Path = Path("/proc/self/mountinfo")) -> FileSystem:
+def file_system_of(path: str, table: Path = MOUNTS) -> FileSystem:
     """The mount that ``path``, or what there is of it, lies in.
 
     The format: proc_pid_mountinfo(5). Of mounts at one place the last one counts.
@@ -42,6 +48,14 @@ def file_system_of(path: str, table: Path = Path("/proc/self/mountinfo")) -> Fil
 def is_network(system: FileSystem) -> bool:
     """Whether several hosts may be looking at the same files."""
     return system["kind"] in _NETWORK
+
+
+def is_of_one_host(path: str, table: Path = MOUNTS) -> bool:
+    """Whether ``path`` is surely on a disk of this host alone."""
+    try:
+        return file_system_of(path, table)["kind"] in _LOCAL
+    except OSError:  # no such table on this system
+        return False
 
 
 def existing_part(path: str) -> Path:
