@@ -12,6 +12,7 @@ from megatron.checkpointing import (
     claimed_save_folder,
     save_checkpoint,
 )
+from megatron.checkpointing.others_work import refuse_to_replace
 from megatron.checkpointing.starting_point import find_start
 from megatron.data.datasets import DataRequest, DataSplits, build_datasets
 from megatron.data.loader import StepLoader
@@ -123,7 +124,8 @@ def _set_up_and_train(args: NeoXArgs, world: World) -> RunState:
 
 
 def _check_saving(args: NeoXArgs, found: CheckpointInfo | None, world: World) -> None:
-    """Stop a run that is to train on from ``found`` where a node cannot write its checkpoints.
+    """Stop a run that is to train on from ``found`` where its checkpoints would replace those of another one,
+    or a node cannot write them.
 
     One that only evaluates may have a folder that nobody can write. All ranks call this.
     """
@@ -132,6 +134,7 @@ def _check_saving(args: NeoXArgs, found: CheckpointInfo | None, world: World) ->
     if settings.save is None or args.training.do_train is False or begins >= total_steps(args):
         return
     with told_where(args, "save"):
+        refuse_to_replace(args, found, world, train_iters=total_steps(args))
         check_save_folder(settings.save, world=world)
 
 
