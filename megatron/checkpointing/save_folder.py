@@ -7,46 +7,53 @@ from __future__ import annotations
 
 import glob
 import os
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from megatron.checkpointing.together import together
 from megatron.errors import CheckpointError
-from megatron.runtime.durable import temporary_name, write_file
+from megatron.runtime.durable import write_file
 from megatron.runtime.file_lock import try_lock
+from megatron.runtime.fs_barrier import PROBE_PREFIX
 from megatron.runtime.fs_probe import look_around
 from megatron.runtime.world import World
 
 LOCK_NAME = ".lock"
 
 
-def check_save_folder(save_dir: str | Path, *, world: World, node_local: bool = False) -> None:
+def check_save_folder(save_dir: str | Path, *, world: World) -> None:
     """Find out before the first step, not at the first save, that ``save_dir`` cannot be written to.
 
-    All ranks call this. It makes the folder and leaves nothing in it.
+    Of each node one process tries: where all see one folder, some may see it read-only, or have no right
+    or no room left there. All ranks call this. It makes the folder and leaves nothing in it.
 
     Raises:
         CheckpointError: on every rank.
     """
     root = Path(os.path.abspath(save_dir))
     refuse_patterns(root)
-    leader = world.is_local_first if node_local else world.is_first
-
-    def try_it() -> None:
-        root.mkdir(parents=True, exist_ok=True)
-        probe = temporary_name(root / "can-be-written")
-        write_file(probe, b"soon removed")
-        probe.unlink()
-
     try:
-        together(world, try_it if leader else None)
+        together(world, (lambda: _try_to_write(root)) if world.is_local_first else None)
     except CheckpointError as error:
         raise CheckpointError(
             f"save: no checkpoint can be written under {root}\n  found: {error}\n"
             "  to do: make room and allow writing there, or choose another `save`",
             everywhere=True,
         ) from error
+
+
+def _try_to_write(root: Path) -> None:
+    root.mkdir(parents=True, exist_ok=True)
+    probe = root / (PROBE_PREFIX + uuid.uuid4().hex)  # all nodes do so at once
+    try:
+        write_file(probe, b"soon removed")
+    except OSError:
+        with suppress(OSError):  # on a full disk the name is there
+            probe.unlink()
+        raise
+    probe.unlink()
 
 
 @contextmanager

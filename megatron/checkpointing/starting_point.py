@@ -12,6 +12,7 @@ from megatron.checkpointing.fitting import require_fit
 from megatron.checkpointing.folders import read_latest
 from megatron.checkpointing.looking import CheckpointInfo
 from megatron.checkpointing.manifest import EngineFacts
+from megatron.checkpointing.others_work import refuse_to_replace
 from megatron.checkpointing.same_model import check_same_model
 from megatron.checkpointing.same_schedule import check_same_schedule
 from megatron.errors import CheckpointError, NeoXError
@@ -89,7 +90,9 @@ def foresee_start(
     """
     found = None
     try:
-        found = find_start(args, World(num_nodes=nodes))
+        world = World(num_nodes=nodes)
+        found = find_start(args, world)
+        refuse_to_replace(args, found, world, train_iters=args.training.train_iters)
         if found is not None:
             _require_fit(found, args, ranks, schedule)
     except NeoXError as error:

@@ -23,18 +23,20 @@ class StartPoint:
 def start_point(
     args: NeoXArgs, *, ranks: int, nodes: int, is_first: bool = True
 ) -> StartPoint | None:
-    """What ``load`` holds for a run on ``ranks`` ranks of ``nodes`` nodes; None where it is not set.
+    """What ``load`` holds for a run on ``ranks`` ranks of ``nodes`` nodes; None where it is not set, and
+    ``save`` holds nothing that the run would replace.
 
     ``is_first``: this host is the first of them. What another one has on its own disk, nobody sees here.
     """
     settings = args.checkpointing
-    if settings.load is None:
+    load = settings.load
+    if load is None and not (settings.save and os.path.lexists(settings.save)):
         return None
     if settings.use_node_local_storage and nodes > 1 and not is_first:
         return StartPoint(
-            f"{settings.load}: on the disks of the run's own nodes: not looked at here"
+            f"{load or settings.save}: on the disks of the run's own nodes: not looked at here"
         )
-    fresh = StartPoint(f"{settings.load}: no checkpoint yet: the run starts from step 0")
+    fresh = StartPoint(f"{load}: no checkpoint yet: the run starts from step 0")
     needs_one = settings.finetune or settings.iteration is not None
     if not needs_one and not any(map(os.path.lexists, filter(None, _folders(args)))):
         return fresh
@@ -46,9 +48,12 @@ def start_point(
     if steps is not None:  # else the data says how many
         schedule = LRSchedule.of(args.lr_schedule, lr=args.optim.lr, train_iters=steps).as_dict()
     seen = foresee_start(args, ranks=ranks, nodes=nodes, schedule=schedule)
-    refusal = with_place(args, seen.refusal, ("load",))
+    is_about_save = seen.refusal.startswith("save: ")
+    refusal = with_place(args, seen.refusal, ("save",) if is_about_save else ("load",))
+    if load is None:
+        return StartPoint("not set: the run starts from step 0", refusal) if refusal else None
     if seen.found is None:
-        return StartPoint(f"{settings.load}: cannot be used", refusal) if refusal else fresh
+        return StartPoint(f"{load}: cannot be used", refusal) if refusal else fresh
     takes = "; its weights alone are taken (finetune)" if settings.finetune else ""
     return StartPoint(f"{seen.found.path}: {seen.found.form}{takes}", refusal)
 

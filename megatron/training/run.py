@@ -12,6 +12,7 @@ from megatron.checkpointing import (
     claimed_save_folder,
     save_checkpoint,
 )
+from megatron.checkpointing.others_work import refuse_to_replace
 from megatron.checkpointing.starting_point import find_start
 from megatron.data.datasets import DataRequest, DataSplits, build_datasets
 from megatron.data.loader import StepLoader
@@ -102,6 +103,7 @@ def _set_up_and_train(args: NeoXArgs, world: World) -> RunState:
     is_resumed = found is not None and found.manifest and not args.checkpointing.finetune
     resumed = found if is_resumed else None
     args = with_train_iters(args, batch, world)
+    _check_saving(args, found, world)
     with told_where(args, *DATA_PATHS):
         data = _build_data(args, parts, batch, resumed)
     model = build_model(args, parts, partitioned=True)
@@ -121,6 +123,21 @@ def _set_up_and_train(args: NeoXArgs, world: World) -> RunState:
     finally:
         reporter.close()
     return state
+
+
+def _check_saving(args: NeoXArgs, found: CheckpointInfo | None, world: World) -> None:
+    """Stop a run that is to train on from ``found`` where its checkpoints would replace those of another one,
+    or a node cannot write them.
+
+    One that only evaluates may have a folder that nobody can write. All ranks call this.
+    """
+    settings = args.checkpointing
+    begins = 0 if found is None or settings.finetune else found.step
+    if settings.save is None or args.training.do_train is False or begins >= total_steps(args):
+        return
+    with told_where(args, "save"):
+        refuse_to_replace(args, found, world, train_iters=total_steps(args))
+        check_save_folder(settings.save, world=world)
 
 
 def _build_data(
@@ -165,14 +182,8 @@ def _train(run: _Run) -> tuple[str, bool]:
         last = "test" if _evaluation(run).tests else "validation"
         is_unevaluated = state.step == total and not run.reporter.was_evaluated(last, state.step)
         return f"the run is done: step {state.step:,} of {total:,} (train_iters)", is_unevaluated
-    settings = args.checkpointing
-    if settings.save is not None:
-        with told_where(args, "save"):
-            check_save_folder(
-                settings.save, world=run.parts.world, node_local=settings.use_node_local_storage
-            )
     evaluation = _evaluation(run)
-    if state.step == 0 and 0 in settings.save_steps(total):
+    if state.step == 0 and 0 in args.checkpointing.save_steps(total):
         _save(run, state)
 
     with _train_loader(run) as loader:

@@ -214,3 +214,24 @@ def test_a_shared_disk_that_is_taken_for_private_ones(cluster: Cluster) -> None:
     assert f"save: {save} is one folder for several nodes" in said
     assert "node 0 (node1), node 1 (node2)" in said
     assert "set use_node_local_storage: false" in said
+
+
+def test_a_folder_that_one_host_sees_read_only_stops_all_before_the_first_step(
+    cluster: Cluster,
+) -> None:
+    """With ZeRO every rank writes: at the first save it would be hours of work."""
+    folder = folder_with_tokens(cluster, "read-only-on-one")
+    saves = folder / "checkpoints"
+    saves.mkdir()
+    write_config(folder / "run.yml", eval_iters=0)
+    cluster.mount(2, "--bind", "-o", "ro", saves, saves)
+    try:
+        said = fail(start(cluster, folder), SOON)
+    finally:
+        cluster.unmount(2, saves)
+    for text in said.values():
+        assert f"save: no checkpoint can be written under {saves}" in text
+    assert f"rank 2 on node2: Read-only file system: {saves}" in said[1]
+    assert "index" not in said[1]
+    assert list(saves.iterdir()) == []
+    assert samples_read(folder / "reads") == {}

@@ -358,10 +358,17 @@ def test_what_a_start_would_resume_is_said(page: Any, tmp_path: Path) -> None:
     assert expected in page(*start, **same)
     for more in ({"reshape_on_load": True}, {"no_load_optim": True}):
         assert expected in page(*start, **more)
-    assert f"{expected}; its weights alone are taken (finetune)" in page(*start, finetune=True)
+    tuned = {"finetune": True, "save": "tuned"}
+    assert f"{expected}; its weights alone are taken (finetune)" in page(*start, **tuned)
     # A configuration is checked, and no start: on how many ranks, nobody has said.
     assert not any(line.startswith("load ") for line in page())
-    assert not any(line.startswith("load ") for line in page(*start, load=None))
+    assert not any(line.startswith("load ") for line in page(*start, load=None, save="new"))
+    with pytest.raises(LaunchError, match=r"yml:\d+: save: ckpt holds global_step20, which this"):
+        page(*start, finetune=True)
+    with pytest.raises(
+        LaunchError, match="save: ckpt holds global_step20, which this run does not"
+    ):
+        page(*start, load=None)
 
 
 @pytest.mark.parametrize(
@@ -406,8 +413,9 @@ def test_another_schedule_is_no_start(page: Any, tmp_path: Path) -> None:
     assert any(line.startswith("load ") for line in page(*start, **same))
     with pytest.raises(LaunchError, match=r"schedule differs .*\n.*\n +length: 6 → 7\n"):
         page(*start, **longer)
-    for more in ("override_lr_scheduler", "use_checkpoint_lr_scheduler", "finetune"):
+    for more in ("override_lr_scheduler", "use_checkpoint_lr_scheduler"):
         page(*start, **longer, **{more: True})
+    page(*start, **longer, finetune=True, save="tuned")
     # How many steps train_epochs are, the data says: the run compares then.
     by_epochs = {"train_iters": None, "train_epochs": 1, "lr_decay_iters": None}
     page(*start, **same, **by_epochs)
