@@ -91,7 +91,7 @@ def refusal(
     )
 
 
-def said(different: dict[str, Any]) -> str:
+def differences_text(different: dict[str, Any]) -> str:
     """What :func:`require_fit` has found, for people."""
     return "; ".join(
         f"{_KEYS.get(name, name)} {then}, this run has {now}"
@@ -103,14 +103,14 @@ def _misfit(info: CheckpointInfo, different: dict[str, Any]) -> str:
     manifest = info.manifest
     if manifest is not None and manifest.node_local and len(manifest.disks) > 1:
         return (
-            f"  found: files of {said(different)}, on the disks of {len(manifest.disks)} nodes\n"
+            f"  found: files of {differences_text(different)}, on the disks of {len(manifest.disks)} nodes\n"
             f"  to do: start it as it was; or {gathering(info.path, len(manifest.disks))}, then "
             "reshape_on_load: true fits it to this run"
         )
     root = shlex.quote(str(info.path.parent))
     whole = shlex.quote(f"{info.path.parent}-whole")
     return (
-        f"  found: files of {said(different)}\n"
+        f"  found: files of {differences_text(different)}\n"
         "  to do: set reshape_on_load: true, which fits it to this run, or turn it once into a form for "
         f"every layout and set load: {whole}\n"
         f"    python tools/ckpts/reshard.py --load {root} --iteration {info.step} --save {whole}"

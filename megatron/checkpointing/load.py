@@ -22,7 +22,7 @@ from typing import Any
 from torch import Tensor
 
 from megatron.checkpointing.deepspeed_files import engine_facts, model_under
-from megatron.checkpointing.fitting import require_fit, said
+from megatron.checkpointing.fitting import differences_text, require_fit
 from megatron.checkpointing.layer_files import holds_parts
 from megatron.checkpointing.looking import CheckpointInfo
 from megatron.checkpointing.manifest import EngineFacts
@@ -95,7 +95,11 @@ def load_checkpoint(
         load_reshaped(
             engine, info, model=reshaping.model, groups=reshaping.groups, load_optim=load_optim
         )
-        log.info("reshaped %s: %s", info.path.name, said(different) or "a parameter at a time")
+        log.info(
+            "reshaped %s: %s",
+            info.path.name,
+            differences_text(different) or "a parameter at a time",
+        )
         return info.state
     _load_as_saved(engine, info, manifest.engine, now, world, load_optim)
     return info.state

@@ -42,7 +42,10 @@ class CheckpointInfo:
         """Its step, the layout that wrote it and what is in it, for people."""
         manifest = self.manifest
         if manifest is None:
-            return f"weights of GPT-NeoX's, step {self.step:,}"
+            whose = (
+                "GPT-NeoX's" if is_neox_folder(self.path) else f"a folder without {MANIFEST_NAME}"
+            )
+            return f"weights of {whose}, step {self.step:,}"
         engine = manifest.engine
         if manifest.whole is not None:
             kind = "layout-free"

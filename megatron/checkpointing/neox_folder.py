@@ -39,7 +39,7 @@ _COMPLETE = {"num_layers", "hidden_size"}
 
 
 @dataclass(frozen=True)
-class Told:
+class Stated:
     """What a folder says beside its weights.
 
     Attributes:
@@ -63,13 +63,13 @@ def open_neox(info: CheckpointInfo, model: ModelArgs, vocab_size: int | None) ->
     Raises:
         CheckpointError: the folder is of another model: all differences in one message.
     """
-    told = what_it_says(info.path)
+    stated = what_it_says(info.path)
     store = NeoXFiles(info.path, model)
-    multiple = told.keys.get(_VOCABULARY_MULTIPLE, model.make_vocab_size_divisible_by)
+    multiple = stated.keys.get(_VOCABULARY_MULTIPLE, model.make_vocab_size_divisible_by)
     rows = store.shapes.get("sequential.0.word_embeddings.weight", (0,))[0] * store.size
     if vocab_size is not None and rows == padded_vocab_size(vocab_size, multiple, store.size):
         store.vocab_size = vocab_size
-    wrong = _differences(told, model)
+    wrong = _differences(stated, model)
     named = {line.split(":")[0] for line in wrong}
     wrong += [
         line for line in differences_in_shapes(store, model) if line.split(":")[0] not in named
@@ -77,7 +77,7 @@ def open_neox(info: CheckpointInfo, model: ModelArgs, vocab_size: int | None) ->
     if vocab_size is not None and rows < vocab_size:
         wrong.append(f"vocabulary: {rows:,} rows, the tokenizer has {vocab_size:,} ids")
     if wrong:
-        where = f"configuration of {told.source} and shapes" if told.source else "shapes"
+        where = f"configuration of {stated.source} and shapes" if stated.source else "shapes"
         shown = "\n".join(f"    {line}" for line in wrong[:6])
         more = f"\n    … {len(wrong) - 6} more" if wrong[6:] else ""
         raise CheckpointError(
@@ -88,7 +88,7 @@ def open_neox(info: CheckpointInfo, model: ModelArgs, vocab_size: int | None) ->
     return store
 
 
-def what_it_says(folder: Path) -> Told:
+def what_it_says(folder: Path) -> Stated:
     """The model's keys in a folder's own configuration, else in its files.
 
     Raises:
@@ -101,9 +101,9 @@ def what_it_says(folder: Path) -> Told:
     keys = {key: value for document in documents for key, value in document.values.items()}
     if keys.keys() & known:
         given = keys.keys() & known
-        return Told({key: keys[key] for key in given if keys[key] is not None}, _CONFIGS)
+        return Stated({key: keys[key] for key in given if keys[key] is not None}, _CONFIGS)
     if not (folder / _FACTS_FILE).exists():
-        return Told({}, "")
+        return Stated({}, "")
     facts = read_weights_file(folder / _FACTS_FILE).get("args")
     facts = facts.fields if isinstance(facts, Inert) else facts
     found = {
@@ -111,11 +111,11 @@ def what_it_says(folder: Path) -> Told:
         for key, value in (facts.items() if isinstance(facts, Mapping) else ())
         if key in known and isinstance(value, (int, float, str))
     }
-    return Told(found, _FACTS_FILE if found else "")
+    return Stated(found, _FACTS_FILE if found else "")
 
 
-def _differences(told: Told, model: ModelArgs) -> list[str]:
+def _differences(stated: Stated, model: ModelArgs) -> list[str]:
     """The keys whose meaning there is another one than here: a line each."""
-    is_whole = told.source == _CONFIGS and told.keys.keys() >= _COMPLETE
-    theirs = ModelArgs(**{**({} if is_whole else vars(model)), **told.keys})
+    is_whole = stated.source == _CONFIGS and stated.keys.keys() >= _COMPLETE
+    theirs = ModelArgs(**{**({} if is_whole else vars(model)), **stated.keys})
     return model_differences(theirs, model)

@@ -179,10 +179,7 @@ def compare_export(
     origin = find_origin(source, iteration, config_files)
     there = hf_source(Path(target), None)
     weights = WholeWeights(origin.info, origin.model, there.vocab_size)
-    if weights.vocab_size != there.vocab_size:
-        raise CheckpointError(
-            f"{target} has {there.vocab_size:,} ids, {origin.info.path} has {weights.vocab_size:,}"
-        )
+    _require_ids(target, there.vocab_size, origin, weights.vocab_size)
     found = compare(
         origin.model,
         there.vocab_size,
@@ -196,6 +193,18 @@ def compare_export(
     if found.difference is None:
         raise CheckpointError(found.text())
     return Compared(origin.info.path, Path(target), found)
+
+
+def _require_ids(target: str | Path, there: int, origin: Origin, rows: int) -> None:
+    """Refuse a folder of ``there`` ids that are not all, or more than the ``rows`` that could be read."""
+    least = origin.vocab_size or 1
+    if not least <= there <= rows:
+        wanted = f"{rows:,} at most" if there > rows else f"{least:,}, as its tokenizer has,"
+        raise CheckpointError(
+            f"{target} does not hold the ids of {origin.info.path}\n  found: {there:,} ids\n"
+            f"  expected: {wanted} or the comparison says nothing\n"
+            "  to do: look whether the folder is of this run; export it again where ids were cut off"
+        )
 
 
 def _tokenizer(origin: Origin, wishes: Wishes) -> Tokenizer | None:

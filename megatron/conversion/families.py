@@ -23,7 +23,7 @@ from megatron.conversion.fields import (
     kv_heads,
     opposite,
     same,
-    told,
+    unread,
     value_of,
 )
 from megatron.conversion.places import Alike, Gated, Place, Projections
@@ -83,7 +83,7 @@ def _sizes(positions: int) -> tuple[Field, ...]:
         same("max_position_embeddings", default=positions),
         same("initializer_range", "init_method_std", default=0.02),
         same("attention_dropout", default=0.0),
-        told("use_cache", True),
+        unread("use_cache", True),
     )
 
 
@@ -152,7 +152,7 @@ LLAMA = Family(
         same("attention_bias", "use_bias_in_attn_linear", default=False),
         same("mlp_bias", "use_bias_in_mlp", default=False),
         opposite("tie_word_embeddings", "no_weight_tying", default=False),
-        told("pretraining_tp", 1),
+        unread("pretraining_tp", 1),
     ),
 )
 
@@ -246,7 +246,7 @@ GPT_NEOX = Family(
         same("attention_bias", "use_bias_in_attn_linear", default=True),
         same("hidden_dropout", default=0.0),
         opposite("tie_word_embeddings", "no_weight_tying", default=False),
-        told("classifier_dropout", 0.0),
+        unread("classifier_dropout", 0.0),
         fixed("is_decoder", False, True),
     ),
     leftovers=("rotary_emb.inv_freq", "attention.bias", "attention.masked_bias"),

@@ -92,7 +92,7 @@ def fixed(name: str, *values: Any) -> Field:
     return Field((name,), lambda _: {name: values[0]}, read)
 
 
-def told(name: str, value: Any) -> Field:
+def unread(name: str, value: Any) -> Field:
     """A field that changes nothing of what a model computes: written, never looked at."""
     return Field((name,), lambda _: {name: value}, lambda _: {})
 

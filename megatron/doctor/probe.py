@@ -27,7 +27,7 @@ from megatron.doctor.page import as_json, page, status_of
 from megatron.doctor.torch_process import TorchProcess
 from megatron.doctor.visit import Facts, Visit
 from megatron.errors import ConfigError, LaunchError, NeoXError, run_door
-from megatron.launch.start_point import start_point
+from megatron.launch.load_facts import load_facts
 from megatron.neox_arguments import NeoXArgs
 from megatron.neox_arguments.arguments_cli import add_config_arguments, overrides_from_cli
 from megatron.ranks import adopt_rank_variables, named_hosts
@@ -157,7 +157,7 @@ def _start(args: NeoXArgs | None, needs: Needs | None, world: World) -> Iterator
     if args is None or needs is None or not args.model.is_given:
         return
     ranks = world.num_nodes * needs.ranks_per_host
-    found = isolated(lambda: start_point(args, ranks=ranks, nodes=world.num_nodes), _PATIENCE)
+    found = isolated(lambda: load_facts(args, ranks=ranks, nodes=world.num_nodes), _PATIENCE)
     failure = failure_of(found)
     if failure is not None:
         text = f"load {args.checkpointing.load}: {failure}"

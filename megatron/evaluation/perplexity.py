@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from megatron.evaluation.progress import told
+from megatron.evaluation.progress import with_progress
 from megatron.evaluation.windows import Windows
 from megatron.model import GPT2Model
 from megatron.mpu import ParallelGroups
@@ -67,11 +67,13 @@ def score_documents(
     if len(windows) == 0:
         raise ValueError(f"nothing to predict in {windows.num_tokens} tokens")
     place, grid = groups.place, groups.grid
-    batches = windows.batches(
-        size=micro_batch_size, rank=place.data, ranks=grid.data, blank=not model.reads_data
-    )
-    batches = told(
-        batches, num_windows=len(windows), seq_length=windows.seq_length, ranks=grid.data
+    batches = with_progress(
+        windows.batches(
+            size=micro_batch_size, rank=place.data, ranks=grid.data, blank=not model.reads_data
+        ),
+        num_windows=len(windows),
+        seq_length=windows.seq_length,
+        ranks=grid.data,
     )
     parts = (batch.part_of_sequences(place.context, grid.context) for batch in batches)
     total = total_loss(model, parts, groups, device)

@@ -15,7 +15,7 @@ log = get_logger(__name__)
 PACE_S = 10.0
 
 
-def told(
+def with_progress(
     batches: Iterable[StepBatch],
     *,
     num_windows: int,
@@ -32,12 +32,12 @@ def told(
         ranks: that share the windows out among themselves.
         pace_s: seconds.
     """
-    started = said = time.monotonic()
+    started = last_line = time.monotonic()
     done = 0
     for batch in batches:
         now = time.monotonic()
-        if done and now - said >= pace_s:
-            said = now
+        if done and now - last_line >= pace_s:
+            last_line = now
             log.info("%s", _line(done, num_windows, seq_length, now - started))
         yield batch
         done = min(num_windows, done + batch.num_samples * ranks)

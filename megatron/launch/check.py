@@ -11,10 +11,10 @@ from megatron.errors import LaunchError
 from megatron.launch.command_line import DEFAULT_SCRIPT, Command
 from megatron.launch.dry_run import shown_value
 from megatron.launch.facts import Row, facts_page
+from megatron.launch.load_facts import load_facts
 from megatron.launch.machine import accelerator_count, is_this_host
 from megatron.launch.needed_files import problems_with_files
 from megatron.launch.plan import check_configuration, plan_launch
-from megatron.launch.start_point import start_point
 from megatron.neox_arguments import NeoXArgs
 from megatron.neox_arguments.payload import VARIABLE
 
@@ -76,7 +76,7 @@ def check(command: Command) -> Report:
         )
         if trains:
             is_first = is_this_host(plan.hosts[0].host)
-            start = start_point(args, ranks=ranks, nodes=nodes, is_first=is_first)
+            start = load_facts(args, ranks=ranks, nodes=nodes, is_first=is_first)
         rows = [("command", shlex.join(plan.command)), ("environment", variables)]
     else:
         args = check_configuration(command, may_be_a_part=True)

@@ -36,10 +36,10 @@ def problems_with_files(args: NeoXArgs, script: str, *, is_start: bool) -> list[
         for path, text in found.items()
         if not any(path in text for text in examples)
     ]
-    told = args.tokenizer
+    tokenizer = args.tokenizer
     builds = is_start and Path(script).name in _BUILD_TOKENIZER
-    if builds or told.vocab_file or told.merge_file:
-        missing += unset_files(told.tokenizer_type, told.vocab_file, told.merge_file)
+    if builds or tokenizer.vocab_file or tokenizer.merge_file:
+        missing += unset_files(tokenizer.tokenizer_type, tokenizer.vocab_file, tokenizer.merge_file)
     return missing
 
 
@@ -60,8 +60,8 @@ def _missing_files(args: NeoXArgs) -> Iterator[tuple[str, str]]:
 
 
 def _tokenizer_files(args: NeoXArgs) -> dict[str, Path]:
-    told = args.tokenizer
-    return files_read(told.tokenizer_type, told.vocab_file, told.merge_file)
+    tokenizer = args.tokenizer
+    return files_read(tokenizer.tokenizer_type, tokenizer.vocab_file, tokenizer.merge_file)
 
 
 def _examples(args: NeoXArgs) -> list[str]:

@@ -67,4 +67,12 @@ def _paths_named(args: NeoXArgs, keys: Iterable[str]) -> Iterator[tuple[KeyPath,
 def _is_named(path: str, text: str) -> bool:
     """Whether ``text`` has ``path`` in it, or a file of it: as it stands, tidied, or from the root on."""
     forms = {path, str(Path(path)), str(Path(path).absolute())} - {""}
-    return any(re.search(rf"(?<![\w./-]){re.escape(form)}(?![\w-])", text) for form in forms)
+    return any(re.search(_pattern(form), text) for form in forms)
+
+
+def _pattern(form: str) -> str:
+    """Where ``form`` is a path of a text: a name that may be a word of it only where paths stand."""
+    whole = rf"(?<![\w./-]){re.escape(form)}(?![\w-])"
+    if re.search(r"[./]", form):
+        return whole
+    return rf"(?:^|: |['\"]){whole}(?=[:'\"]|$)|{whole}(?=[./]\w)"

@@ -12,8 +12,8 @@ from megatron.checkpointing import (
     claimed_save_folder,
     save_checkpoint,
 )
+from megatron.checkpointing.find_start import find_start
 from megatron.checkpointing.others_work import refuse_to_replace
-from megatron.checkpointing.starting_point import find_start
 from megatron.data.datasets import DataRequest, DataSplits, build_datasets
 from megatron.data.loader import StepLoader
 from megatron.data.sources import order_of
@@ -27,6 +27,7 @@ from megatron.runtime.world import World
 from megatron.training.batches import batches_of
 from megatron.training.coordinates import check_coordinates, save_base_shapes
 from megatron.training.evaluation_plan import EvaluationPlan
+from megatron.training.load_start import load_start
 from megatron.training.loop import Hooks, Plan, train
 from megatron.training.needed_files import check_files_are_here
 from megatron.training.report import Reporter, run_facts
@@ -50,7 +51,6 @@ from megatron.training.setup import (
     with_train_iters,
 )
 from megatron.training.soft_prompt import prompt_facts
-from megatron.training.starting import load_start
 
 log = get_logger(__name__)
 

@@ -156,6 +156,9 @@ def test_foreign_folders_only_where_asked_for(root: Path) -> None:
     (root / "latest").write_text("global_step30")
     info = find_checkpoint(root, foreign=True)
     assert (info.step, info.manifest, info.state) == (30, None, {})
+    assert info.form == "weights of GPT-NeoX's, step 30"
+    (root / "global_step30" / "configs" / "effective_config.json").write_text("{}")
+    assert info.form == "weights of a folder without manifest.json, step 30"  # one of ours
     assert "finetune: true" in message(root)
 
 

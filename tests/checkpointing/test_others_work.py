@@ -10,7 +10,7 @@ import pytest
 from megatron.checkpointing.find import find_checkpoint
 from megatron.checkpointing.others_work import refuse_to_replace
 from megatron.errors import CheckpointError
-from megatron.launch.start_point import start_point
+from megatron.launch.load_facts import load_facts
 from megatron.neox_arguments import NeoXArgs
 from megatron.runtime.world import World
 from tests.checkpointing.folders_on_disk import make_checkpoint
@@ -89,8 +89,8 @@ def test_what_is_usual_goes_on(root: Path, changes: dict[str, Any]) -> None:
 @pytest.mark.usefixtures("root")
 def test_a_check_foresees_it() -> None:
     args = NeoXArgs.from_dict(small(load=None, save="second", train_iters=100))
-    seen = start_point(args, ranks=1, nodes=1)
+    seen = load_facts(args, ranks=1, nodes=1)
     assert seen is not None
     assert "save: second holds global_step30, which this run does not go on from" in seen.refusal
     args = NeoXArgs.from_dict(small(load=None, save="new", train_iters=100))
-    assert start_point(args, ranks=1, nodes=1) is None
+    assert load_facts(args, ranks=1, nodes=1) is None

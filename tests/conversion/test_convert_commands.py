@@ -13,7 +13,8 @@ import transformers
 import yaml
 
 from megatron.conversion.command_lines import hf_to_neox, neox_to_hf
-from megatron.errors import NeoXError
+from megatron.conversion.exporting import compare_export
+from megatron.errors import CheckpointError, NeoXError
 from tests.conversion.hf_models import VOCAB, save_model
 from tests.support.doors import door
 from tests.support.tiny import series, write_tokens
@@ -151,6 +152,19 @@ def test_a_mistake_ends_with_a_status(trained: Path) -> None:
     done = door(OUT, "--input_dir", "nowhere", "--output_dir", "x", folder=trained)
     assert done.status == 2
     assert done.err == "error: nowhere holds no checkpoint\n"
+
+
+@pytest.mark.parametrize(("changed", "found"), [(-1, "as its tokenizer has"), (500, "at most")])
+def test_a_folder_of_other_ids_is_not_compared(
+    trained: Path, tmp_path: Path, changed: int, found: str
+) -> None:
+    """The first of them would be alike, and those that were lost would not be noticed."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(trained / "back")
+    ids = model.config.vocab_size + changed
+    model.resize_token_embeddings(ids)
+    model.save_pretrained(tmp_path / "cut")
+    with pytest.raises(CheckpointError, match=rf"found: {ids:,} ids\n  expected: .*{found}"):
+        compare_export(trained / "tuned", tmp_path / "cut")
 
 
 def test_an_export_is_compared_again_and_stays_as_it_is(trained: Path) -> None:

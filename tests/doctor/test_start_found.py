@@ -9,7 +9,7 @@ import pytest
 
 from megatron.doctor import probe
 from megatron.doctor.needs import needs_of
-from megatron.launch.start_point import StartPoint
+from megatron.launch.load_facts import LoadFacts
 from megatron.neox_arguments import NeoXArgs
 from megatron.runtime.world import World
 from tests.support.tiny import tiny_config
@@ -23,13 +23,13 @@ def test_it_is_a_line(
 ) -> None:
     released = threading.Event()
 
-    def look(*_: object, **__: object) -> StartPoint | None:
+    def look(*_: object, **__: object) -> LoadFacts | None:
         if not hangs:
             raise PermissionError("not yours")
         released.wait(60)
         return None
 
-    monkeypatch.setattr(probe, "start_point", look)
+    monkeypatch.setattr(probe, "load_facts", look)
     monkeypatch.setattr(probe, "_PATIENCE", 0.2)
     args = NeoXArgs.from_dict(tiny_config(tmp_path))
     needs = needs_of(args, hosts=1, ranks_per_host=1, has_devices=False)

@@ -436,6 +436,25 @@ def test_the_disks_of_other_nodes_are_not_judged_from_here(page: Any, tmp_path: 
         page(*start)  # one file system for all
 
 
+@pytest.mark.parametrize("more", ["seed=1", "iteration=7", "finetune=true"])
+def test_a_file_system_of_other_hosts_is_not_judged_from_here(
+    page: Any, tmp_path: Path, more: str
+) -> None:
+    """A login node may lack the mount that the run's hosts have; a host of the run may not."""
+    (tmp_path / "hosts").write_text("far1 slots=1\nfar2 slots=1\n")
+    start = ("train.py", "run", "--set", more)
+    lines = page(*start, "--set", "hostfile=hosts", load="/no-such-mount/ckpt", save=None)
+    assert (
+        "load /no-such-mount/ckpt: there is no /no-such-mount on this host, which is not the run's first: "
+        "not looked at here"
+    ) in lines
+    if more != "seed=1":
+        with pytest.raises(
+            LaunchError, match=r"load: /no-such-mount/ckpt (has|holds) no checkpoint"
+        ):
+            page(*start, load="/no-such-mount/ckpt", save=None)
+
+
 def test_a_broken_checkpoint_is_no_start(
     page: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

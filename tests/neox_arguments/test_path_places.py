@@ -66,6 +66,33 @@ def test_a_key_is_not_said_twice_and_the_command_line_is_a_place(
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "is_about_it"),
+    [
+        ("data: no such folder", True),
+        ("rank 1 on h: data.idx: cut", True),
+        ("cannot read data/a.bin", True),
+        ("[Errno 5] Input/output error: 'data'", True),
+        ("no such file: data", True),
+        ("HERE/data is a file", True),
+        ("the data holds nothing", False),
+        ("no data.", False),
+        ("train data: too few tokens", False),
+        ("data", True),
+        ("data is missing", False),
+    ],
+)
+def test_a_path_that_is_a_plain_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, is_about_it: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.yml").write_text(yaml.safe_dump(small(data_path="data"), sort_keys=False))
+    args = NeoXArgs.from_ymls(["run.yml"])
+    text = text.replace("HERE", str(tmp_path))
+    found = with_place(args, text, ["data_path"])
+    assert (found != text, found.endswith(text)) == (is_about_it, True)
+
+
 def test_an_error_stays_what_it_is(args: NeoXArgs) -> None:
     with pytest.raises(DataError) as caught, told_where(args, *DATA_PATHS):
         raise DataError("data/a.idx: lost", everywhere=True)

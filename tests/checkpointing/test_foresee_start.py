@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from megatron.checkpointing import find_checkpoint
-from megatron.checkpointing.starting_point import facts_of_run
+from megatron.checkpointing.foresee_start import facts_of_run
 from megatron.neox_arguments import NeoXArgs
 from tests.parallel.layouts import Layout, Variant, config_of
 from tests.support.ranks import run_ranks
