@@ -75,4 +75,5 @@ def _pattern(form: str) -> str:
     whole = rf"(?<![\w./-]){re.escape(form)}(?![\w-])"
     if re.search(r"[./]", form):
         return whole
-    return rf"(?:^|: |['\"]){whole}(?=[:'\"]|$)|{whole}(?=[./]\w)"
+    behind_a_key = rf"(?:^|: )[a-z_]+: {whole}"
+    return rf"(?:^|: |['\"]){whole}(?=[:'\"]|$)|{whole}(?=[./]\w)|{behind_a_key}"
