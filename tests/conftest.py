@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -14,6 +15,15 @@ _SAID = "said"
 def say(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
     """Prints a text when the test has ended, also from a worker of pytest-xdist, whose output nobody sees."""
     return lambda text: record_property(_SAID, text)
+
+
+@pytest.fixture
+def logs_reach_pytest() -> Iterator[None]:
+    """Lets ``caplog`` see the project's lines, which its logger keeps to itself."""
+    logger = logging.getLogger("megatron")
+    before, logger.propagate = logger.propagate, True
+    yield
+    logger.propagate = before
 
 
 def pytest_configure(config: pytest.Config) -> None:

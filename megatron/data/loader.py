@@ -13,7 +13,6 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Any, Final
 
 import torch
@@ -80,12 +79,7 @@ class StepLoader(Iterator[StepBatch]):
     def __enter__(self) -> StepLoader:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         found = _lost_worker(error)
         self.close()
         if found is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from array import array
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -59,12 +58,7 @@ class MMapIndexedDatasetBuilder:
     def __enter__(self) -> MMapIndexedDatasetBuilder:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -26,25 +26,26 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_ten
 
 def copy_to_model_parallel(x: Tensor, groups: ParallelGroups) -> Tensor:
     """Enter a parallel region: ``x`` itself forward, the sum of all ranks' gradients backward."""
-    if groups.get_model_parallel_world_size() == 1:
-        return x
-    out: Tensor = _Copy.apply(x, groups)  # type: ignore[no-untyped-call]
-    return out
+    return _across_ranks(_Copy, x, groups)
 
 
 def reduce_from_model_parallel(x: Tensor, groups: ParallelGroups) -> Tensor:
     """Leave a parallel region: the sum of all ranks' ``x`` forward, the gradient itself backward."""
-    if groups.get_model_parallel_world_size() == 1:
-        return x
-    out: Tensor = _Reduce.apply(x, groups)  # type: ignore[no-untyped-call]
-    return out
+    return _across_ranks(_Reduce, x, groups)
 
 
 def gather_from_model_parallel(x: Tensor, groups: ParallelGroups) -> Tensor:
     """All ranks' ``x`` side by side: [..., n] -> [..., n * size]; backward, this rank's part."""
+    return _across_ranks(_Gather, x, groups)
+
+
+def _across_ranks(
+    function: type[torch.autograd.Function], x: Tensor, groups: ParallelGroups
+) -> Tensor:
+    """``function`` of ``x``; nothing is to be done by a rank that shares no weight."""
     if groups.get_model_parallel_world_size() == 1:
         return x
-    out: Tensor = _Gather.apply(x, groups)  # type: ignore[no-untyped-call]
+    out: Tensor = function.apply(x, groups)  # type: ignore[no-untyped-call]
     return out
 
 

@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from types import TracebackType
 
 from megatron.errors import DataError, NeoXError
 from megatron.preprocessing.encoding import EncodedChunk, EncoderRecipe
@@ -63,12 +62,7 @@ class WorkerPool:
     def __enter__(self) -> WorkerPool:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self._end(kill=kind is not None)
 
     def encode(self, chunks: Iterable[TextChunk]) -> Iterator[EncodedChunk]:

@@ -17,7 +17,6 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Literal
 
 import numpy as np
@@ -192,12 +191,7 @@ class Unfinished:
         sync_folder(self._folder.parent)
         self._remove_files()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         for part in self._parts:
             self._leave(part, kind is not None)
         self._close()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,13 +13,7 @@ from megatron.errors import CheckpointError
 from megatron.runtime.world import World
 from tests.checkpointing.folders_on_disk import make_checkpoint, make_manifest
 
-
-@pytest.fixture(autouse=True)
-def logs_reach_pytest() -> Iterator[None]:
-    logger = logging.getLogger("megatron")
-    before, logger.propagate = logger.propagate, True
-    yield
-    logger.propagate = before
+pytestmark = pytest.mark.usefixtures("logs_reach_pytest")
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from megatron.checkpointing import claimed_save_folder, folders
 from megatron.checkpointing.publishing import Place, finish, prepare, publish
 from megatron.runtime.world import World
 from tests.checkpointing.folders_on_disk import make_checkpoint, make_manifest
-from tests.support.mounts import can_mount, use_private_mounts
+from tests.support.mounts import require_mounts, use_private_mounts
 from tests.support.ranks import run_ranks
 
 
@@ -107,9 +107,7 @@ def save_beside_what_is_in_use(world: World, root: Path) -> list[str]:
 
 @pytest.mark.ranks
 def test_what_cannot_be_removed_stays_and_the_save_goes_on(tmp_path: Path) -> None:
-    reason = can_mount(tmp_path)
-    if reason:
-        pytest.skip(f"no private mounts here: {reason}")
+    require_mounts(tmp_path)
     (tmp_path / ".tmp-global_step5" / "busy").mkdir(parents=True)
     (make_checkpoint(tmp_path, 10) / "busy").mkdir()
     assert run_ranks(1, save_beside_what_is_in_use, tmp_path) == [

@@ -18,22 +18,14 @@ from megatron.data.indexed_dataset import (
     make_dataset,
 )
 from megatron.errors import DataError
+from tests.data.token_files import write_documents
 
 DOCUMENTS = [[1, 2, 3], [4], [5, 6, 7, 8]]
 
 
-def write(prefix: Path, documents: list[list[int]], dtype: object = np.uint16) -> Path:
-    with MMapIndexedDatasetBuilder(f"{prefix}.bin", dtype) as builder:
-        for document in documents:
-            builder.add_item(document)
-            builder.end_document()
-        builder.finalize(f"{prefix}.idx")
-    return prefix
-
-
 @pytest.fixture
 def prefix(tmp_path: Path) -> Path:
-    return write(tmp_path / "d", DOCUMENTS)
+    return write_documents(tmp_path / "d", DOCUMENTS)
 
 
 def test_the_bytes_are_those_of_the_format(prefix: Path) -> None:
@@ -49,7 +41,7 @@ def test_the_bytes_are_those_of_the_format(prefix: Path) -> None:
 
 @pytest.mark.parametrize("code", sorted(DTYPES))
 def test_every_type_is_read_back(tmp_path: Path, code: int) -> None:
-    data = make_dataset(write(tmp_path / "t", DOCUMENTS, DTYPES[code]))
+    data = make_dataset(write_documents(tmp_path / "t", DOCUMENTS, DTYPES[code]))
     assert data.dtype == DTYPES[code]
     assert [row.tolist() for row in data] == DOCUMENTS
     assert (tmp_path / "t.idx").read_bytes()[17] == code
@@ -104,7 +96,7 @@ def test_merging_keeps_the_document_index(tmp_path: Path, prefix: Path) -> None:
 
 
 def test_an_empty_file_is_whole(tmp_path: Path) -> None:
-    data = make_dataset(write(tmp_path / "e", []))
+    data = make_dataset(write_documents(tmp_path / "e", []))
     assert len(data) == 0
     assert data.num_tokens == 0
     data.verify()

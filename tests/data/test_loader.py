@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -51,6 +52,14 @@ def dataset(prefix: Path, vocab_size: int | None = None) -> SampleDataset:
 @pytest.fixture
 def train(tmp_path: Path) -> SampleDataset:
     return dataset(write_documents(tmp_path / "d", letters(60)))
+
+
+def one_step(train: SampleDataset, sizes: SimpleNamespace, **more: Any) -> StepBatch:
+    """What data rank 0 reads of a single step."""
+    (step,) = build_step_loader(
+        train, **{"first_sample": 0, "num_steps": 1, "batch": sizes, "data_rank": 0, **more}
+    )
+    return step
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -107,18 +116,15 @@ def test_ranks_that_share_sequences_get_parts_that_join(tmp_path: Path) -> None:
     train = dataset(write_documents(tmp_path / "d", [[5, 6, 0]] * 200))
 
     def only(part: tuple[int, int], workers: int = 0) -> StepBatch:
-        (step,) = build_step_loader(
+        return one_step(
             train,
+            batch(2, 2),
             first_sample=2,
-            num_steps=1,
-            batch=batch(2, 2),
-            data_rank=0,
             num_workers=workers,
             eod_id=0,
             boundaries=Boundaries(reset_position_ids=True, reset_attention_mask=True),
             sequence_part=part,
         )
-        return step
 
     whole, parts = only((0, 1)), [only((rank, 4), workers=rank % 2) for rank in range(4)]
     for name in ("inputs", "targets", "loss_mask"):
@@ -147,15 +153,7 @@ def test_labels_are_shared_like_tokens() -> None:
 def test_what_follows_the_end_of_a_document_is_masked(tmp_path: Path) -> None:
     train = dataset(write_documents(tmp_path / "d", [[5, 6, 0]] * 200))
     for eod, workers in [(0, 0), (None, 0)]:
-        (step,) = build_step_loader(
-            train,
-            first_sample=0,
-            num_steps=1,
-            batch=batch(4, 1),
-            data_rank=0,
-            num_workers=workers,
-            eod_id=eod,
-        )
+        step = one_step(train, batch(4, 1), num_workers=workers, eod_id=eod)
         masked = step.tokens[..., :-1] == 0
         assert 8 <= int(masked.sum()) <= 12
         assert torch.equal(~step.loss_mask, masked if eod == 0 else torch.zeros_like(masked))

@@ -23,7 +23,7 @@ from megatron.data.splits import SampleCounts
 from megatron.errors import DataError, NeoXError
 from megatron.runtime.world import World
 from tests.data.token_files import data_args, letters, write_documents
-from tests.support.mounts import can_mount, use_private_mounts
+from tests.support.mounts import require_mounts, use_private_mounts
 from tests.support.ranks import run_outcomes, run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -112,9 +112,7 @@ def _on_a_node_alone(world: World, prefix: str, empty: str) -> list[int]:
 def test_nodes_need_not_see_each_others_processes(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
-    reason = can_mount(empty)
-    if reason:
-        pytest.skip(f"no private mounts here: {reason}")
+    require_mounts(empty)
     prefix = write_documents(tmp_path / "a", letters(5))
     alone = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     found = run_ranks(2, _on_a_node_alone, str(prefix), str(empty), env_of_rank=lambda _: alone)

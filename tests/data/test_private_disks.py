@@ -12,7 +12,7 @@ from megatron.data.splits import SampleCounts
 from megatron.runtime import fs_probe
 from megatron.runtime.world import World
 from tests.data.token_files import data_args, letters, write_documents
-from tests.support.mounts import can_mount, move_to_disks_of, move_to_own_disk
+from tests.support.mounts import move_to_disks_of, move_to_own_disk, require_mounts
 from tests.support.ranks import run_outcomes, run_ranks
 
 pytestmark = pytest.mark.ranks
@@ -22,9 +22,7 @@ pytestmark = pytest.mark.ranks
 def disk(tmp_path: Path) -> Path:
     folder = tmp_path / "disk"
     folder.mkdir()
-    reason = can_mount(folder)
-    if reason:
-        pytest.skip(f"no private mounts here: {reason}")
+    require_mounts(folder)
     return folder
 
 

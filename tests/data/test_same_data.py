@@ -22,7 +22,7 @@ from megatron.data.splits import SampleCounts
 from megatron.errors import NeoXError
 from megatron.runtime.world import World
 from tests.data.token_files import data_args, letters, write_documents
-from tests.support.mounts import can_mount, move_to_own_disk
+from tests.support.mounts import move_to_own_disk, require_mounts
 from tests.support.ranks import run_ranks
 
 pytestmark = pytest.mark.ranks
@@ -231,9 +231,7 @@ def one_index_for_all(world: World, disk: Path, index: Path) -> str:
 def test_what_a_node_knows_of_its_files_is_not_taken_for_anothers(tmp_path: Path) -> None:
     for name in ("disk", "index"):
         (tmp_path / name).mkdir()
-    reason = can_mount(tmp_path / "disk")
-    if reason:
-        pytest.skip(f"no private mounts here: {reason}")
+    require_mounts(tmp_path / "disk")
     places = (tmp_path / "disk", tmp_path / "index")
     for text in run_ranks(2, one_index_for_all, *places, env_of_rank=own_node):
         assert "differ between the nodes" in text

@@ -13,7 +13,7 @@ import pytest
 
 from megatron.neox_arguments import NeoXArgs
 from tests.checkpointing.folders_on_disk import make_checkpoint
-from tests.support.doors import ROOT
+from tests.support.doors import ROOT, finish, start
 from tests.support.ranks import free_port
 from tests.support.tiny import tiny_config, write_tokens
 
@@ -54,19 +54,13 @@ def test_two_probes_meet_and_compare(tmp_path: Path) -> None:
 def test_this_host_alone(tmp_path: Path) -> None:
     config = tmp_path / "run.yml"
     config.write_text(json.dumps(tiny_config(tmp_path)))
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "deepy.py"), "doctor", str(config)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
-    assert done.returncode == 2, done.stdout + done.stderr
+    done = finish(start("deepy.py", "doctor", str(config), folder=tmp_path), timeout=100)
+    assert done.status == 2, done.all
     missing = f"error    {os.uname().nodename}: {tmp_path}/data/tiny.bin: No such file or directory"
-    assert missing in done.stdout
+    assert missing in done.out
     begins = f"ok       load {tmp_path}/checkpoints: no checkpoint yet: the run starts from step 0"
-    assert begins in done.stdout
-    assert "data: differ" in done.stdout.splitlines()[-1]
+    assert begins in done.out
+    assert "data: differ" in done.out.splitlines()[-1]
 
 
 def test_a_checkpoint_that_does_not_fit_is_seen(tmp_path: Path) -> None:
@@ -79,15 +73,9 @@ def test_a_checkpoint_that_does_not_fit_is_seen(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "checkpoints", 20, disks=[{name: len(text)}])
     (folder / name).write_text(text)
     (folder.parent / "latest").write_text(folder.name)
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "deepy.py"), "doctor", str(config)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
-    assert done.returncode == 2, done.stdout + done.stderr
-    lines = done.stdout.splitlines()
+    done = finish(start("deepy.py", "doctor", str(config), folder=tmp_path), timeout=100)
+    assert done.status == 2, done.all
+    lines = done.out.splitlines()
     where = f"error    {config}:1: load: {folder}: its run trained another model"
     at = next(number for number, line in enumerate(lines) if where in line)
     assert lines[at].endswith("checkpoint → configuration:; hidden_size: 64 → 32")

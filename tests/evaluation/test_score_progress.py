@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,13 +10,7 @@ import torch
 from megatron.data.step_batch import StepBatch
 from megatron.evaluation.progress import with_progress
 
-
-@pytest.fixture(autouse=True)
-def logs_reach_pytest() -> Iterator[None]:
-    logger = logging.getLogger("megatron")
-    before, logger.propagate = logger.propagate, True
-    yield
-    logger.propagate = before
+pytestmark = pytest.mark.usefixtures("logs_reach_pytest")
 
 
 def batch(size: int) -> StepBatch:

@@ -13,21 +13,14 @@ from megatron.mpu import ParallelGroups
 from megatron.neox_arguments.sections import ModelArgs
 from megatron.neox_arguments.sections.variants import SoftPrompt
 from megatron.runtime.world import World
+from tests.support.tiny import TINY_SHAPE
 
 SINGLE = ParallelGroups(World())
 
 
 def tiny_args(**changes: Any) -> ModelArgs:
-    """Two layers, 32 wide, four heads of 8, sequences of 16."""
-    shape = {
-        "num_layers": 2,
-        "hidden_size": 32,
-        "num_attention_heads": 4,
-        "seq_length": 16,
-        "max_position_embeddings": 16,
-        "pos_emb": "rotary",
-    }
-    return ModelArgs(**{**shape, **changes})
+    """The model's section of a tiny run, and ``changes``."""
+    return ModelArgs(**{**TINY_SHAPE, **changes})
 
 
 def tiny_model(

@@ -32,14 +32,19 @@ def can_mount(folder: Path) -> str | None:
     return attempt.stderr.strip() or "mount failed" if attempt.returncode else None
 
 
+def require_mounts(folder: Path) -> None:
+    """Skip the test where this machine lets it mount nothing on ``folder``."""
+    reason = can_mount(folder)
+    if reason:
+        pytest.skip(f"no private mounts here: {reason}")
+
+
 def run_with_mounts(module: str, folder: Path) -> Any:
     """Run a module with mounts of its own; what its last line says, which is JSON.
 
     Skips the test where this machine lets it mount nothing.
     """
-    reason = can_mount(folder)
-    if reason:
-        pytest.skip(f"no private mounts here: {reason}")
+    require_mounts(folder)
     done = subprocess.run(
         [*PRIVATE_MOUNTS, sys.executable, "-m", module, str(folder)],
         cwd=ROOT,

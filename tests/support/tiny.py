@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from megatron.data.indexed_dataset import MMapIndexedDatasetBuilder
 
 BYTES = 256  # ids of the byte-level tokenizer that stand for text
+# Two layers, 32 wide, four heads of 8, sequences of 16.
+TINY_SHAPE: Final = {
+    "num_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "seq_length": 16,
+    "max_position_embeddings": 16,
+    "pos_emb": "rotary",
+}
 
 
 def write_tokens(
@@ -30,12 +39,7 @@ def write_tokens(
 def tiny_config(folder: Path, **changes: Any) -> dict[str, Any]:
     """A run of 20 steps of a two-layer model on the tokens in ``folder``, global batch 8."""
     config: dict[str, Any] = {
-        "num_layers": 2,
-        "hidden_size": 32,
-        "num_attention_heads": 4,
-        "seq_length": 16,
-        "max_position_embeddings": 16,
-        "pos_emb": "rotary",
+        **TINY_SHAPE,
         "no_weight_tying": True,
         "tokenizer_type": "CharLevelTokenizer",
         "data_path": str(folder / "data" / "tiny"),

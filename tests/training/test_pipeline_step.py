@@ -14,26 +14,16 @@ import torch.distributed as dist
 from megatron.data.boundaries import Boundaries, DocumentStarts
 from megatron.data.step_batch import StepBatch
 from megatron.errors import TrainingError
-from megatron.neox_arguments import NeoXArgs
 from megatron.runtime.world import World
 from megatron.training.pipeline_step import pipeline_step
-from megatron.training.setup import build_engine, build_model, build_parts, model_of
-from megatron.training.step import StepResult, StepSettings
+from megatron.training.setup import model_of
+from megatron.training.step import StepResult
+from tests.support.engines_for_steps import build
 from tests.support.ranks import run_ranks
 from tests.support.tiny import tiny_config
 
 SEQ, MICRO, ACCUMULATION, WIDTH = 16, 2, 4, 32
 ROWS = 512
-
-
-def build(world: World, config: dict[str, Any]) -> tuple[Any, StepSettings]:
-    args = NeoXArgs.from_dict(config, world_size=world.size)
-    parts = build_parts(args, world)
-    engine = build_engine(args, parts, build_model(args, parts))
-    settings = StepSettings(
-        parts.device, parts.groups, seed=1, has_dropout=False, zero_stage=args.optim.zero_stage
-    )
-    return engine, settings
 
 
 def config_of(folder: Path, stage: int, **changes: Any) -> dict[str, Any]:

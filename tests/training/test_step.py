@@ -19,22 +19,13 @@ from megatron.runtime.partitioned import gathered
 from megatron.runtime.world import World
 from megatron.training.evaluate import total_loss
 from megatron.training.run import run_training
-from megatron.training.setup import build_engine, build_model, build_parts
-from megatron.training.step import StepSettings, _agree, train_step
+from megatron.training.setup import build_model, build_parts
+from megatron.training.step import _agree, train_step
+from tests.support.engines_for_steps import build
 from tests.support.ranks import run_ranks
 from tests.support.tiny import series, tiny_config, write_tokens
 
 SEQ, MICRO, ACCUMULATION = 16, 2, 2
-
-
-def build(world: World, config: dict[str, Any]) -> tuple[Any, StepSettings]:
-    args = NeoXArgs.from_dict(config, world_size=world.size)
-    parts = build_parts(args, world)
-    engine = build_engine(args, parts, build_model(args, parts))
-    settings = StepSettings(
-        parts.device, parts.groups, seed=1, has_dropout=False, zero_stage=args.optim.zero_stage
-    )
-    return engine, settings
 
 
 def uneven_batch(rank: int) -> StepBatch:

@@ -89,20 +89,14 @@ def _blends_are_whole(args: NeoXArgs) -> Iterator[Finding]:
     blends = [key for key in _BLEND_PATHS if getattr(data, key)]
     if data.data_path and blends:
         yield blends[0], "data_path is given too, which would be split: keep one of the two ways"
-    for paths_key, weights_key in zip(_BLEND_PATHS, _BLEND_WEIGHTS, strict=True):
-        paths, weights = getattr(data, paths_key) or (), getattr(data, weights_key)
-        if weights and len(weights) != len(paths):
-            yield (
-                weights_key,
-                f"{len(weights):,} weights for {len(paths):,} {paths_key}: one is needed for each",
-            )
-    for paths_key, labels_key in zip(_BLEND_PATHS, _BLEND_LABELS, strict=True):
-        paths, labels = getattr(data, paths_key) or (), getattr(data, labels_key)
-        if labels and len(labels) != len(paths):
-            yield (
-                labels_key,
-                f"{len(labels):,} label files for {len(paths):,} {paths_key}: each needs its own",
-            )
+    for keys, kind, expected in (
+        (_BLEND_WEIGHTS, "weights", "one is needed for each"),
+        (_BLEND_LABELS, "label files", "each needs its own"),
+    ):
+        for paths_key, key in zip(_BLEND_PATHS, keys, strict=True):
+            paths, given = getattr(data, paths_key) or (), getattr(data, key)
+            if given and len(given) != len(paths):
+                yield key, f"{len(given):,} {kind} for {len(paths):,} {paths_key}: {expected}"
     if data.weight_by_num_documents and not blends:
         yield "weight_by_num_documents", "weighs the members of *_data_paths, which are not given"
 
