@@ -168,6 +168,6 @@ def _reason(plan: LaunchPlan, node: int, done: subprocess.CompletedProcess[str])
         _NO_PYTHON: f"there is no {sys.executable}",
         _NO_PROJECT: f"this project is not in {ROOT}",
         _NO_FILE: f"its folder for temporary files cannot be written: {words}",
-        255: f"ssh: {words or 'cannot connect'}",
+        255: f"ssh: {words.removeprefix('ssh: ') or 'cannot connect'}",
     }
     return known.get(done.returncode, f"status {done.returncode}: {words}")

@@ -66,7 +66,7 @@ def test_this_host_alone(tmp_path: Path) -> None:
     assert missing in done.stdout
     begins = f"ok       load {tmp_path}/checkpoints: no checkpoint yet: the run starts from step 0"
     assert begins in done.stdout
-    assert "data: differ" in done.stdout.splitlines()[-1]
+    assert "data: missing," in done.stdout.splitlines()[-1]
 
 
 def test_a_checkpoint_that_does_not_fit_is_seen(tmp_path: Path) -> None:

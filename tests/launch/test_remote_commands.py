@@ -21,7 +21,7 @@ from megatron.launch.commands import (
 from megatron.launch.dry_run import dry_run_page
 from megatron.launch.hosts import ANY_HOST, Share
 from megatron.launch.job import JOB, PID, job_text, stop_text, take_job
-from megatron.launch.pdsh import pdsh_command, pdsh_environment
+from megatron.launch.pdsh import pdsh_command, pdsh_environment, prepare_hosts
 from megatron.launch.plan import LaunchPlan
 
 PLAN = LaunchPlan(
@@ -48,6 +48,16 @@ def test_pdsh() -> None:
     assert command[:7] == ["pdsh", "-S", "-f", "2", "-w", "n1,n2", "--more"]
     assert command[7].startswith("cd '/work dir' && PYTHONPATH=")
     assert command[7].endswith('-m megatron.launch.agent "${TMPDIR:-/tmp}/deepy-abc-%n" 29500')
+
+
+def test_what_ssh_says_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\necho 'ssh: Could not resolve hostname n2' >&2\nexit 255\n")
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(LaunchError) as raised:
+        prepare_hosts(PLAN, {"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    assert "\n  n2: ssh: Could not resolve hostname n2\n" in str(raised.value)
 
 
 @pytest.mark.parametrize("launcher", ["openmpi", "slurm"])
