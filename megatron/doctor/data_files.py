@@ -27,12 +27,16 @@ _THREADS: Final = 4
 
 
 class DataFileFacts(TypedDict):
-    """``size`` in bytes, -1 where it is missing, with why; ``blocks``: hash by number of the block."""
+    """``size`` in bytes, -1 where it is missing, with why; ``blocks``: hash by number of the block.
+
+    ``identity``: what one file has alike wherever it is seen, and a copy of it has not.
+    """
 
     path: str
     size: int
     problem: str | None
     blocks: dict[str, str]
+    identity: list[int]
     system: FileSystem
 
 
@@ -86,9 +90,10 @@ def order_of_blocks(size: int) -> list[int]:
 
 
 def _size_of(path: str) -> DataFileFacts:
-    size, problem = -1, None
+    size, problem, identity = -1, None, list[int]()
     try:
-        size = os.stat(path).st_size
+        found = os.stat(path)
+        size, identity = found.st_size, [found.st_ino, found.st_mtime_ns, found.st_ctime_ns]
         with open(path, "rb"):
             pass
     except OSError as error:
@@ -98,6 +103,7 @@ def _size_of(path: str) -> DataFileFacts:
         "size": size,
         "problem": problem,
         "blocks": {},
+        "identity": identity,
         "system": file_system_of(path),
     }
 
@@ -167,30 +173,39 @@ def _difference(one: DataFileFacts, other: DataFileFacts) -> str | None:
 
 
 def _what_was_compared(hosts: ByHost[Sequence[DataFileFacts]]) -> Finding:
-    first = next(iter(hosts.values()))
+    hosts = {host: files for host, files in hosts.items() if files}
+    names_of_hosts, first = list(hosts), next(iter(hosts.values()))
     whole = sum(facts["size"] for facts in first)
+    what = f"{len(first)} files, {bytes_text(whole)}"
+    if len(hosts) == 1:
+        text = f"{what}: all there on {names_of_hosts[0]}; there is no other host's to compare them with"
+        return Finding("data", "ok", text, "", "data")
     compared = 0
     for number, facts in enumerate(first):
         each = [set(files[number]["blocks"]) for files in hosts.values() if number < len(files)]
         for block in set.intersection(*each):
             compared += min(BLOCK, facts["size"] - int(block) * BLOCK)
-    what = f"{len(first)} files, {bytes_text(whole)}"
-    if len(hosts) == 1:
-        return Finding("data", "ok", f"{what}: all there", "", "data")
+    copies = "one copy, seen by" if _is_one_copy(hosts) else "identical copies on"
     if compared >= whole:
-        return Finding("data", "ok", f"{what}: every byte the same on all hosts", "", "data")
+        text = f"{what}: {copies} {names(names_of_hosts)}, every byte compared"
+        return Finding("data", "ok", text, "", "data")
     largest = max(first, key=lambda facts: facts["size"])["path"]
     return Finding(
         "data",
-        "ok" if _is_one_copy(hosts) else "warning",
-        f"{what}: the same on {names(list(hosts))} as far as time allowed: sizes, and {bytes_text(compared)} "
-        f"({compared / whole:.0%}) of the content, spread over it",
+        "ok" if _is_of_one_server(hosts) else "warning",
+        f"{what}: {copies} {names(names_of_hosts)}, as far as time allowed: sizes, and "
+        f"{bytes_text(compared)} ({compared / whole:.0%}) of the content, spread over it",
         f"to compare all of it: sha256sum {largest} on each host (and the other files)",
         "data",
     )
 
 
 def _is_one_copy(hosts: ByHost[Sequence[DataFileFacts]]) -> bool:
+    """Whether all hosts see the same files: one inode, changed at one time."""
+    return len({tuple(tuple(f["identity"]) for f in files) for files in hosts.values()}) == 1
+
+
+def _is_of_one_server(hosts: ByHost[Sequence[DataFileFacts]]) -> bool:
     """Whether all hosts read the same file of the same server, so that a part says enough."""
     for place in zip(*hosts.values(), strict=False):
         systems = [facts["system"] for facts in place]

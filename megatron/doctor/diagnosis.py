@@ -122,7 +122,7 @@ def _by_host(found: Mapping[int, Any], case: Case) -> dict[str, Any]:
     return {
         case.labels[node]: facts
         for node, facts in sorted(found.items())
-        if node in case.labels and failure_of(facts) is None
+        if node in case.labels and facts is not None and failure_of(facts) is None
     }
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from megatron.doctor.page import STATUS_ERRORS
 from megatron.launch.command_line import parse_command
 from megatron.launch.hosts import LOCAL, plan_hosts
 from megatron.launch.machine import accelerator_count
@@ -54,7 +55,9 @@ def main(argv: Sequence[str]) -> int:
     most = max(share.ranks for share in hosts)
     one_each = tuple(replace(share, ranks=1, devices=None) for share in hosts)
     plan = plan_start(args, probe, one_each, launcher, os.environ)
-    plan = replace(plan, env={**plan.env, RANKS_VARIABLE: str(most)}, meets=False)
+    plan = replace(
+        plan, env={**plan.env, RANKS_VARIABLE: str(most)}, meets=False, told_status=STATUS_ERRORS
+    )
     return _run_here(plan) if plan.launcher == LOCAL else run_remote(plan)
 
 

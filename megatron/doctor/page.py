@@ -25,7 +25,12 @@ TOPICS = (
 FORMAT_VERSION = 1
 STATUS_ERRORS = 2
 _GOOD: Mapping[Question, str] = {"data": "the same", "memory": "enough", "speed": "fast enough"}
-_BAD: Mapping[Question, str] = {"data": "differ", "memory": "too little", "speed": "too slow"}
+_BAD: Mapping[Question, str] = {
+    "data": "missing or different",
+    "memory": "too little",
+    "speed": "too slow",
+}
+_OF_ONE_HOST = {"ok": "there (one host: nothing to compare with)", "error": "missing"}
 _DOUBT: Mapping[Question, str] = {"data": "look at", "memory": "tight", "speed": "slow"}
 _NAMES: Mapping[Question, str] = {"data": "data", "memory": "memory", "speed": "network and disks"}
 
@@ -45,8 +50,8 @@ def verdict(findings: Sequence[Finding]) -> dict[Question, str]:
     return answers
 
 
-def page(title: str, findings: Sequence[Finding], seconds: float) -> str:
-    """The page for people."""
+def page(title: str, findings: Sequence[Finding], seconds: float, hosts: int) -> str:
+    """The page for people, of so many ``hosts`` that came."""
     lines = [title]
     for topic in TOPICS:
         found = [finding for finding in findings if finding.topic == topic]
@@ -56,16 +61,18 @@ def page(title: str, findings: Sequence[Finding], seconds: float) -> str:
             lines.append(f"    {finding.level:<8} {finding.text}")
             if finding.to_do:
                 lines.append(f"             to do: {finding.to_do}")
-    lines.append(_last_line(findings, seconds))
+    lines.append(_last_line(findings, seconds, hosts))
     return "\n".join(lines) + "\n"
 
 
-def _last_line(findings: Sequence[Finding], seconds: float) -> str:
+def _last_line(findings: Sequence[Finding], seconds: float, hosts: int) -> str:
     counts = {
         level: sum(finding.level == level for finding in findings)
         for level in ("ok", "warning", "error")
     }
     words: dict[str, Mapping[Question, str]] = {"ok": _GOOD, "warning": _DOUBT, "error": _BAD}
+    if hosts == 1:
+        words |= {level: {**words[level], "data": word} for level, word in _OF_ONE_HOST.items()}
     answers = [
         f"{_NAMES[question]}: {words[level][question] if level in words else 'not known'}"
         for question, level in verdict(findings).items()

@@ -32,6 +32,7 @@ from megatron.neox_arguments import NeoXArgs
 from megatron.neox_arguments.arguments_cli import add_config_arguments, overrides_from_cli
 from megatron.ranks import adopt_rank_variables, named_hosts
 from megatron.runtime.parent import end_with_launcher
+from megatron.runtime.silence import say_no_more
 from megatron.runtime.world import World
 
 # Seconds that looking at `load` may take: it imports DeepSpeed, for which a cold disk takes its time.
@@ -72,8 +73,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         shown = as_json(labels, _by_label(facts, case.labels), findings, seconds)
     else:
         files = ", ".join(parsed.config + parsed.config_file)
-        shown = page(f"doctor: {len(labels)} host(s), {files}", findings, seconds)
-    sys.stdout.write(shown)
+        shown = page(f"doctor: {len(labels)} host(s), {files}", findings, seconds, len(labels))
+    try:
+        sys.stdout.write(shown)
+        sys.stdout.flush()
+    except BrokenPipeError:  # its reader has seen enough
+        say_no_more(sys.stdout)
     return status_of(findings)
 
 

@@ -113,13 +113,13 @@ def judge(
     seeing = [host for host, facts in hosts.items() if facts["seen"]]
     what = f"{key} {folder.path}"
     if folder.shared and blind:
+        made_by = names(next(iter(blind.values()))) if len(blind) == 1 else "another host"
         yield Finding(
             "sharing",
             "error",
-            f"{what}: not one folder: {names(list(blind))} did not see a file that "
-            f"{names(next(iter(blind.values())))} made, within {duration_text(SEEN_WITHIN)}",
+            f"{what}: not one folder: {names(list(blind))} did not see a file that {made_by} made, within "
+            f"{duration_text(SEEN_WITHIN)}",
             _PRIVATE[key] + "; else mount the same file system at this path",
-            "data",
         )
     elif not folder.shared and seeing and key == "save":
         yield Finding(
@@ -128,7 +128,6 @@ def judge(
             f"{what}: one folder for several hosts ({names(seeing)} saw what others made), but "
             "use_node_local_storage: true says that each has its own",
             "use_node_local_storage: false, or set save to a folder on each host's own disk",
-            "data",
         )
     elif blind:
         yield Finding("sharing", "ok", f"{what}: a folder of its own on each host")

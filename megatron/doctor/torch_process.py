@@ -9,13 +9,17 @@ from __future__ import annotations
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
 import time
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
+
+from megatron.runtime.parent import end_with_parent
 
 REDUCED_BYTES: Final = 16 * 2**20
 REDUCE_PATIENCE: Final = 12.0  # seconds for all to meet and reduce
@@ -40,6 +44,7 @@ class TorchProcess:
             stderr=subprocess.PIPE,
             text=True,
             env=environment,
+            preexec_fn=partial(end_with_parent, signal.SIGKILL),
         )
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._words: list[str] = []

@@ -67,7 +67,7 @@ def judge(hosts: ByHost[VersionFacts]) -> Iterator[Finding]:
     if not differ:
         found = next(iter(hosts.values()))["found"]
         shown = ", ".join(f"{name} {found[name]}" for name in found if found[name] != "none")
-        yield Finding("versions", "ok", f"{shown}; the same on all hosts")
+        yield Finding("versions", "ok", shown + _on_all(hosts))
     yield from _judge_project(hosts)
     yield from _judge_configuration(hosts)
 
@@ -88,7 +88,8 @@ def _differences(hosts: ByHost[VersionFacts]) -> Iterator[Finding]:
 def _judge_project(hosts: ByHost[VersionFacts]) -> Iterator[Finding]:
     hashes = {host: facts["project"] for host, facts in hosts.items()}
     if len(groups(hashes)) == 1:
-        yield Finding("versions", "ok", f"this project: {next(iter(hashes.values()))} everywhere")
+        text = f"this project: {next(iter(hashes.values()))}{_on_all(hosts)}"
+        yield Finding("versions", "ok", text)
         return
     folder = next(iter(hosts.values()))["folder"]
     yield Finding(
@@ -121,7 +122,13 @@ def _judge_configuration(hosts: ByHost[VersionFacts]) -> Iterator[Finding]:
             "give every host the same configuration files: copy them, or put them on a shared disk",
         )
     elif read:
-        yield Finding("versions", "ok", f"configuration: hash {next(iter(read.values()))}")
+        text = f"configuration: hash {next(iter(read.values()))}{_on_all(read)}"
+        yield Finding("versions", "ok", text)
+
+
+def _on_all(hosts: ByHost[object]) -> str:
+    """``; the same on a and b``; of one host there is nothing to compare with."""
+    return f"; the same on {names(list(hosts))}" if len(hosts) > 1 else ""
 
 
 def _who_has_what(values: ByHost[str]) -> str:

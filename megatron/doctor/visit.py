@@ -114,19 +114,20 @@ class Visit:
         nodes = sorted(self.facts["hosts"])
         alone: dict[int, Any] = {}
         for turn in reading.turns(nodes, _READ_ALONE):
-            alone |= self._read_one(path, "read alone", mine=turn == self._meeting.node, seed=turn)
+            given = self._read_one(path, "read alone", mine=turn == self._meeting.node, seed=turn)
+            alone |= {node: found for node, found in given.items() if found is not None}
         self.facts["read alone"] = alone
         if len(nodes) > 1:
             seed = len(nodes) + self._meeting.node
             together = self._read_one(path, "read together", mine=True, seed=seed)
             self.facts["read together"] = together
 
+    # A host without token files has nothing to read: None.
     def _read_one(self, path: str | None, step: str, *, mine: bool, seed: int) -> dict[int, Any]:
         found = None
         if path is not None and mine:
             found = isolated(lambda: reading.look(path, _READ, seed), _LOOK)
-        given = self._meeting.exchange(step, found, _LOOK + _AROUND)
-        return {node: value for node, value in given.items() if value is not None}
+        return self._meeting.exchange(step, found, _LOOK + _AROUND)
 
     def _links(self) -> None:
         meeting = self._meeting

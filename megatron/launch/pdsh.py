@@ -231,6 +231,6 @@ def _refusal(
         _NO_PYTHON: f"there is no {sys.executable}",
         _NO_PROJECT: f"this project is not in {ROOT}",
         _NO_FILE: f"its folder for temporary files cannot be written: {words}",
-        255: f"ssh: {words or 'cannot connect'}",
+        255: f"ssh: {words.removeprefix('ssh: ') or 'cannot connect'}",
     }
     return _Refusal(known.get(status, f"status {status}: {words}"))

@@ -60,6 +60,7 @@ class LaunchPlan:
         slurm: more options of ``srun``.
         meets: the agents of pdsh meet before they start anything; the doctor's probes have to speak where
             that fails, and each host has one.
+        told_status: a status with which a process ends that has said all: nobody need say it again.
     """
 
     hosts: tuple[Share, ...]
@@ -74,6 +75,7 @@ class LaunchPlan:
     asks: bool = False
     slurm: tuple[str, ...] = ()
     meets: bool = True
+    told_status: int = 0
 
     @property
     def ranks(self) -> int:

@@ -29,6 +29,7 @@ from megatron.launch.pdsh import (
 from megatron.launch.plan import LaunchPlan
 from megatron.runtime.parent import end_with_parent
 from megatron.runtime.signals import exit_status, handled
+from megatron.runtime.silence import say_no_more
 
 # Seconds that the other hosts get to end by themselves after one has failed; then they are stopped.
 _GRACE: Final = 25.0
@@ -73,7 +74,7 @@ def _run_launcher(plan: LaunchPlan) -> int:
     with _stops_passed_on(stop):
         status = _wait(process)
     force.cancel()
-    if status:
+    if status not in (0, plan.told_status):
         sys.stdout.flush()
         sys.stderr.write(f"deepy.py: {plan.launcher} ended with status {status}\n")
     return status
@@ -163,9 +164,14 @@ def _relay(source: IO[str], target: IO[str], plan: LaunchPlan, failures: _Failur
         match = _ENDED.match(line)
         if match is not None:
             status = failures.note(match[1], int(match[2]))
+            if status == plan.told_status:
+                continue
             line = f"deepy.py: host {match[1]} ended with status {status}\n"
-        target.write(line.removeprefix(first))
-        target.flush()
+        try:
+            target.write(line.removeprefix(first))
+            target.flush()
+        except BrokenPipeError:
+            say_no_more(target)  # what the hosts say is still taken, or they would wait for it
 
 
 @contextmanager

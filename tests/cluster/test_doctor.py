@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,7 +49,8 @@ def doctor(
     assert start >= 0, done.out
     found: dict[str, Any]
     found = json.JSONDecoder().raw_decode(done.out[start:])[0]
-    found["said"] = done.out
+    found["said"] = done.all
+    found["findings_text"] = "\n".join(each["text"] for each in found["findings"])
     assert done.status == found["status"], done.out
     assert cluster.left_after(5) == {}
     return found
@@ -94,6 +98,50 @@ def test_one_byte_of_the_data_differs(cluster: Cluster, folder: Path) -> None:
     assert "tiny.bin: other content between bytes 0 and" in bad(found, "data")
     assert "on node2" in bad(found, "data")
     assert found["verdict"]["data"] == "error"
+
+
+def test_copies_on_disks_of_their_own_are_identical(cluster: Cluster, folder: Path) -> None:
+    copy = cluster.base / "identical"
+    shutil.copytree(folder / "data", copy, dirs_exist_ok=True)
+    with mounted(cluster, "--bind", copy, folder / "data"):
+        found = doctor(cluster, folder)
+    assert "not one folder: node1 and node2 did not see a file" in bad(found, "sharing")
+    assert bad(found, "data") == ""
+    assert "identical copies on node1 and node2" in found["findings_text"]
+    assert found["verdict"]["data"] == "ok"
+
+
+def test_a_host_without_the_data_is_not_one_that_stopped(cluster: Cluster, folder: Path) -> None:
+    with mounted(cluster, "-t", "tmpfs", "tmpfs", folder / "data"):
+        found = doctor(cluster, folder)
+    assert "No such file or directory" in bad(found, "data")
+    assert "stopped answering" not in found["findings_text"]
+    assert "ended with status" not in found["said"]
+
+
+def test_a_reader_that_has_seen_enough_is_no_failure(cluster: Cluster, folder: Path) -> None:
+    command = f"{sys.executable} {ROOT / 'deepy.py'} doctor {CONFIG} | head -n 1"
+    done = cluster.run(1, ["bash", "-c", command], cwd=folder, timeout=60.0)
+    assert done.out.splitlines() == ["doctor: 2 host(s), run.yml"]
+    assert cluster.left_after(5) == {}
+
+
+def test_a_stop_ends_it_within_seconds(cluster: Cluster, folder: Path) -> None:
+    command = [sys.executable, ROOT / "deepy.py", "doctor", CONFIG]
+    job = cluster.on(1, command, cwd=folder)
+    deadline = time.monotonic() + 60
+    while sum("doctor.probe" in line for line in cluster.processes().values()) < 2:
+        assert job.process.poll() is None, job.said
+        assert time.monotonic() < deadline, job.said
+        time.sleep(0.05)
+    time.sleep(1.0)
+    stopped = time.monotonic()
+    os.kill(job.pid, signal.SIGINT)
+    done = job.wait(60)
+    assert time.monotonic() - stopped < 12, done.all
+    assert done.status == 130, done.all
+    assert "Traceback" not in done.all
+    assert cluster.left_after(3) == {}
 
 
 def test_a_folder_for_checkpoints_that_is_read_only(cluster: Cluster, folder: Path) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import yaml
+
 from megatron.launch.carried import CARRIED
 from megatron.launch.command_line import LAUNCHER_OPTIONS, SWITCHES
 from megatron.neox_arguments import NeoXArgs
 from megatron.neox_arguments.registry import FIELDS
+from tests.docs.shell_blocks import commands_of
 from tests.support.small_config import small
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,6 +21,25 @@ PAGE = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
 def test_it_lists_the_variables_that_are_carried() -> None:
     text = PAGE.split("and no\nothers: ")[1].split(". More:")[0]
     assert re.findall(r"`([^`]+)`", text) == list(CARRIED)
+
+
+def test_a_newcomer_finds_the_data_and_a_start_first() -> None:
+    """The example, whose commands tests/cluster runs on two hosts, stands before what goes into detail."""
+    heads = re.findall(r"^## (.*)", PAGE, flags=re.M)
+    assert heads[0] == "Two hosts, from nothing"
+    example = PAGE.split(f"## {heads[0]}")[1].split("\n## ")[0]
+    commands = [command.words for command in commands_of("docs/cluster.md", ROOT)]
+    assert commands[1:] == re.findall(r"^\./deepy\.py .*", example, flags=re.M)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "../README.md#your-own-text-in-ten-minutes" in example
+    assert "\n## Your own text, in ten minutes\n" in readme
+    data = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+    assert "data.md#data-on-several-nodes" in example
+    assert "\n## Data on several nodes\n" in data
+    settings = re.findall(r"```yaml\n(.*?)```", example, flags=re.S)
+    args = NeoXArgs.from_dict(small(**yaml.safe_load(settings[0])))
+    assert not args.data.use_shared_fs
+    assert args.checkpointing.use_node_local_storage
 
 
 def test_every_key_and_option_of_it_exists() -> None:

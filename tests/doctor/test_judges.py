@@ -78,6 +78,8 @@ def test_versions() -> None:
         "torch: 2.8.0 on a; 2.7.0 on b"
         in only(versions.judge({"a": version(), "b": torch}), "error").text
     )
+    alone = [finding.text for finding in versions.judge({"a": version()})]
+    assert alone[:2] == ["python 3.11.7, torch 2.8.0", "this project: 1234"]
     python = version(found={"python": "3.11.9", "torch": "2.8.0"})
     only(versions.judge({"a": version(), "b": python}), "warning")
     config = versions.judge({"a": version(), "b": version(configuration="ffff")})
@@ -197,6 +199,8 @@ def test_one_folder_or_several() -> None:
     assert "7.00 s" in only(judged({"0": 7.0}, True), "warning").text
     private = only(judged({}, True), "error")
     assert "use_shared_fs: false" in private.to_do
+    assert "a and b did not see a file that another host made" in private.text
+    assert private.answers is None  # copies may be identical
     assert bad(judged({}, False)) == []
     assert "would build the index once" in judged({"0": 0.2}, False)[0].text
     # Checkpoints go by a key of their own.
@@ -219,14 +223,26 @@ def test_which_folders_of_a_run_are_to_be_one() -> None:
     assert shared(save="ck", use_shared_fs=False)["index store"] is False
 
 
-def data(size: int = 20 * MIB, problem: str | None = None, **blocks: str) -> Any:
+def data(size: int = 20 * MIB, problem: str | None = None, changed: int = 7, **blocks: str) -> Any:
     found = {"0": "aa", "1": "bb", "2": "cc"} | {key[1:]: value for key, value in blocks.items()}
-    return [{"path": "/d/x.bin", "size": size, "problem": problem, "blocks": found, "system": EXT4}]
+    one = {"path": "/d/x.bin", "size": size, "problem": problem, "blocks": found, "system": EXT4}
+    return [one | {"identity": [3, 5, changed]}]
 
 
 def test_data() -> None:
     same = list(data_files.judge({"a": data(), "b": data()}))
-    assert [f.text for f in same] == ["1 files, 20.0 MiB: every byte the same on all hosts"]
+    assert [f.text for f in same] == [
+        "1 files, 20.0 MiB: one copy, seen by a and b, every byte compared"
+    ]
+    copied = list(data_files.judge({"a": data(), "b": data(changed=8)}))
+    assert "identical copies on a and b, every byte compared" in copied[0].text
+    assert copied[0].level == "ok"
+    # The other host cannot read the configuration, or is not there.
+    for alone in ({"a": data(), "b": []}, {"a": data()}):
+        (text,) = [f.text for f in data_files.judge(alone)]
+        assert text == (
+            "1 files, 20.0 MiB: all there on a; there is no other host's to compare them with"
+        )
     stale = only(data_files.judge({"a": data(), "b": data(_2="dd"), "c": data()}), "error")
     assert stale.text == (
         "/d/x.bin: other content between bytes 16,777,216 and 20,971,520 on b, compared with a: hosts "

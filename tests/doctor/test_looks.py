@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +17,7 @@ from megatron.doctor import channel as channel_file
 from megatron.doctor import data_files, folders, links, reading, sharing, versions
 from megatron.doctor.channel import Channel, Gone
 from megatron.doctor.diagnosis import Case, diagnose, labels_of
+from megatron.doctor.finding import Finding
 from megatron.doctor.isolation import failure_of, isolated
 from megatron.doctor.meeting import Guest, Hub
 from megatron.doctor.page import page, status_of, verdict
@@ -238,12 +242,43 @@ def test_strangers_at_the_door_are_not_let_in() -> None:
     thread.join()
 
 
+def test_the_process_with_torch_ends_with_its_probe() -> None:
+    """Killed while that still imports torch."""
+    code = (
+        "import time; from megatron.doctor.torch_process import TorchProcess;"
+        "print(TorchProcess()._process.pid, flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as probe:
+        assert probe.stdout is not None
+        child = Path("/proc", probe.stdout.readline().strip())
+        probe.kill()
+    time.sleep(0.2)
+    state = (child / "stat").read_text().rpartition(")")[2].split()[0] if child.exists() else "Z"
+    assert state == "Z"
+
+
 def test_absent_hosts_have_their_names() -> None:
     env = {"NEOX_HOSTS": "a,b,c", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}
     absent = absent_hosts(env, 4, {0: "a", 2: "c"})
     assert list(absent) == ["b (node 1)", "node 3"]
     assert "port 29500 of a" in absent["b (node 1)"]
     assert labels_of({0: "a", 1: "b", 2: "a"}) == {0: "a (node 0)", 1: "b", 2: "a (node 2)"}
+
+
+def test_a_host_without_token_files_has_not_stopped() -> None:
+    here: Any = {"path": "d.bin", "nbytes": 1, "seconds": 0.1, "past_cache": True}
+    facts = {"read alone": {0: here}, "read together": {0: here, 1: None}}
+    findings = diagnose(facts, Case(labels={0: "a", 1: "b"}))
+    assert [finding.level for finding in findings] == ["ok"]
+    gone = diagnose(facts | {"read together": {0: here}}, Case(labels={0: "a", 1: "b"}))
+    assert "b: stopped answering here" in [finding.text for finding in gone]
+
+
+def test_of_one_host_nothing_is_called_the_same() -> None:
+    data = [Finding("data", "ok", "2 files: all there on a", "", "data")]
+    assert "data: there (one host: nothing to compare with)" in page("doctor", data, 1.0, 1)
+    assert "data: the same," in page("doctor", data, 1.0, 2)
 
 
 def test_failures_and_absences_become_findings() -> None:
@@ -261,5 +296,5 @@ def test_failures_and_absences_become_findings() -> None:
     assert any("limits: could not be judged" in text for text in texts)
     assert status_of(findings) == 2
     assert verdict(findings)["data"] in ("unknown", "error")
-    last = page("doctor", findings, 3.0).splitlines()[-1]
+    last = page("doctor", findings, 3.0, 2).splitlines()[-1]
     assert last.startswith("0 ok, 1 warnings, 3 errors in 3.00 s; data: ")

@@ -56,6 +56,16 @@ def test_pdsh() -> None:
     assert command[7].endswith('-m megatron.launch.agent "${TMPDIR:-/tmp}/deepy-abc-%n" 29500')
 
 
+def test_what_ssh_says_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\necho 'ssh: Could not resolve hostname n2' >&2\nexit 255\n")
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(LaunchError) as raised:
+        prepare_hosts(PLAN, {"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    assert "\n  n2: ssh: Could not resolve hostname n2\n" in str(raised.value)
+
+
 @pytest.mark.parametrize("launcher", ["openmpi", "slurm"])
 def test_what_a_jobs_script_says_of_ranks_is_not_handed_on(launcher: str) -> None:
     """It would make each process take itself for a whole run, or for rank 0."""
