@@ -16,7 +16,7 @@ PLAN = LaunchPlan(hosts=(Share("n1", 1), Share("n2", 1)), command=(), env={}, ad
 
 def relayed(text: str, plan: LaunchPlan, target: IO[str] | None = None) -> tuple[str, _Failures]:
     """What is shown of what pdsh said, and the hosts that failed."""
-    shown, failures = target or io.StringIO(), _Failures()
+    shown, failures = target or io.StringIO(), _Failures(plan)
     _relay(io.StringIO(text), shown, plan, failures)
     return shown.getvalue() if isinstance(shown, io.StringIO) else "", failures
 
