@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make quickstart   install, tokenize, train, resume, evaluate and generate on this machine's CPU"
-	@echo "make test         install what the tests need and run them (about 7 minutes on 2 cores)"
+	@echo "make test         install what the tests need and run them (about 6 minutes on 2 cores)"
 	@echo "make test-all     the slow tests too"
 	@echo "make test-cluster what needs two hosts, which root makes on this machine from Debian packages"
 	@echo "make lint         ruff and mypy"

@@ -11,6 +11,8 @@ from tests.support.mounts import run_with_mounts
 pytestmark = pytest.mark.ranks
 
 
+# A run through its door meets the same disks in tests/e2e.
+@pytest.mark.slow
 def test_full_and_read_only_disks(tmp_path: Path) -> None:
     for seen in run_with_mounts("tests.checkpointing.real_disks", tmp_path):
         assert "No space left on device" in seen["full"]

@@ -35,6 +35,8 @@ JOURNEY = (
     *(f"docs/{name}.md" for name in ("running", "hugging_face", "data", "parallelism")),
 )
 PAGES = (*JOURNEY, "CONTRIBUTING.md", "configs/README.md", "tools/quickstart/README.md")
+# Whose commands are run with the slow tests: those of the tools have tests of their own among the others.
+SLOW_PAGES = ("docs/hugging_face.md",)
 # Of which only the links are followed here.
 OTHER_PAGES = ("docs/architecture.md", "docs/cluster.md", "SECURITY.md", "CHANGELOG.md")
 COMMANDS = [command for page in PAGES for command in commands_of(page, ROOT)]
@@ -175,6 +177,10 @@ def change_of(command: Command) -> Change:
     return change
 
 
+def is_slow(command: Command) -> bool:
+    return change_of(command).slow or command.page in SLOW_PAGES
+
+
 def text_to_run(command: Command, change: Change) -> str:
     """The shell text of a command with its change."""
     text = command.text
@@ -265,7 +271,7 @@ def done(
                 change = change_of(command)
                 if command.page not in pages or entry_of(command, NOT_RUN) is not None:
                     continue
-                if change.slow and command not in asked:
+                if is_slow(command) and command not in asked:
                     continue
                 if before is not None and change.aside:
                     results[command] = side_lane.submit(run_after, before, command, folder)
@@ -278,7 +284,7 @@ def done(
 @pytest.mark.parametrize(
     "command",
     [
-        pytest.param(one, id=str(one), marks=[pytest.mark.slow] if change_of(one).slow else [])
+        pytest.param(one, id=str(one), marks=[pytest.mark.slow] if is_slow(one) else [])
         for one in COMMANDS
     ],
 )

@@ -63,6 +63,7 @@ def test_this_host_alone(tmp_path: Path) -> None:
     assert "data: missing," in done.out.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_does_not_fit_is_seen(tmp_path: Path) -> None:
     write_tokens(tmp_path / "data" / "tiny")
     config = tmp_path / "run.yml"

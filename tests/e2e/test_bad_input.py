@@ -186,6 +186,7 @@ def test_a_port_in_use(folder: Path) -> None:
     assert files_of(folder) == before
 
 
+@pytest.mark.slow
 def test_a_mistake_that_one_rank_meets_late(folder: Path) -> None:
     """Through deepy.py and in the middle of training: one rank speaks, for all, and all end."""
     prefix = folder / "data" / "late"

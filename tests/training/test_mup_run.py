@@ -24,9 +24,9 @@ TIED, ONE_KV_HEAD = Variant(untied=False), Variant(kv_heads=1, options=(("norm",
 CASES = [
     (Layout(model=2, sequence=True, zero=1), ONE_KV_HEAD),
     (Layout(pipe=2), TIED),
-    (Layout(data=2, zero=3), TIED),
 ]
 MORE = [
+    (Layout(data=2, zero=3), TIED),
     (Layout(model=2), TIED),
     (Layout(pipe=2, zero=1), ONE_KV_HEAD),
     (Layout(data=2, zero=2), ONE_KV_HEAD),
