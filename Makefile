@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 # Test files that run at a time. Many wait, for processes or deadlines, more than they compute.
-JOBS ?= 3
+JOBS ?= 4
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 

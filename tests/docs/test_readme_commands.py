@@ -112,9 +112,9 @@ CHANGED = {
         SMALL + FEW_TOKENS + _set(num_samples=2), makes=("samples.txt",)
     ),
     "./deepy.py eval.py -d configs": Change(SMALL, makes=("score.json",)),
-    # torchrun, which starts the same, imports DeepSpeed two times less.
+    # Both start what ./deepy.py starts, and import it anew for each rank.
     "deepspeed --num_nodes=1": Change(SMALL + NOTHING_KEPT, aside=True, slow=True),
-    "torchrun --nproc_per_node 2": Change(SMALL + NOTHING_KEPT, aside=True),
+    "torchrun --nproc_per_node 2": Change(SMALL + NOTHING_KEPT, aside=True, slow=True),
     # ./deepy.py, which starts the same with one rank, is run in every test.
     "python train.py --config-file my.yml": Change(
         _set(train_iters=2, eval_iters=1) + NOTHING_KEPT, aside=True, slow=True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -26,10 +27,9 @@ WHERE = [
     for partition in (False, True)
     for on_host in (False, True)
 ]
-
-
-# Places to keep inputs at, for each group of layers and type in :func:`equal_steps`.
-SAME = 3 * len(WHERE)
+# Types, and how many layers are recomputed as one.
+ALONE = [(torch.float32, 1), (torch.float32, 2), (torch.bfloat16, 2)]
+TOGETHER = [(torch.float32, 1), (torch.float32, 2)]
 
 
 def step(
@@ -46,31 +46,26 @@ def step(
     return loss.item(), [p.grad for p in model.parameters() if p.grad is not None]
 
 
-def equal_steps(groups: ParallelGroups, tokens: Tensor) -> list[bool]:
-    """For each place, group of layers and type: is the step the one that keeps all activations?"""
+def equal_steps(
+    groups: ParallelGroups, tokens: Tensor, kinds: list[tuple[torch.dtype, int]]
+) -> list[bool]:
+    """For each kind and each place: is the step the one that keeps all activations?"""
+    kept = {dtype: step(groups, dtype, tokens) for dtype, _ in kinds}
     same = []
-    for dtype, groups_of_layers in ((torch.float32, (1, 2)), (torch.bfloat16, (2,))):
-        loss, gradients = step(groups, dtype, tokens)
-        for every in groups_of_layers:
-            for where in WHERE:
-                again, others = step(
-                    groups,
-                    dtype,
-                    tokens,
-                    checkpoint_activations=True,
-                    checkpoint_num_layers=every,
-                    **where,
-                )
-                same.append(
-                    again == loss
-                    and len(gradients) == len(others)
-                    and all(map(torch.equal, gradients, others))
-                )
+    for (dtype, every), where in itertools.product(kinds, WHERE):
+        how = {"checkpoint_activations": True, "checkpoint_num_layers": every, **where}
+        loss, gradients = kept[dtype]
+        again, others = step(groups, dtype, tokens, **how)
+        same.append(
+            again == loss
+            and len(gradients) == len(others)
+            and all(map(torch.equal, gradients, others))
+        )
     return same
 
 
 def test_one_rank_gets_back_what_it_kept() -> None:
-    assert equal_steps(SINGLE, TOKENS) == [True] * SAME
+    assert equal_steps(SINGLE, TOKENS, ALONE) == [True] * len(ALONE) * len(WHERE)
     model = tiny_model(partition_activations=True, checkpoint_in_cpu=True)
     assert model.kept_inputs == KeptInputs(SINGLE, partition=True, on_host=True)
 
@@ -96,8 +91,8 @@ def on_two_ranks(world: World) -> dict[str, Any]:
     torch.manual_seed(3)
     odd = torch.arange(7.0).view(7, 1)
     return {
-        "same": equal_steps(groups, TOKENS),
-        "same in parts": equal_steps(sequence, EVEN),
+        "same": equal_steps(groups, TOKENS, TOGETHER),
+        "same in parts": equal_steps(sequence, EVEN, TOGETHER),
         "whole": kept_numbers(groups, on_host=True),
         "split": kept_numbers(groups, partition=True),
         "both": kept_numbers(groups, partition=True, on_host=True),
@@ -111,9 +106,10 @@ def on_two_ranks(world: World) -> dict[str, Any]:
 def test_two_ranks_keep_a_half_each() -> None:
     found = run_ranks(2, on_two_ranks)
     assert [rank.pop("part") for rank in found] == [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 0.0]]
+    same = [True] * len(TOGETHER) * len(WHERE)
     for rank in found:
-        assert rank.pop("same") == [True] * SAME
-        assert rank.pop("same in parts") == [True] * SAME
+        assert rank.pop("same") == same
+        assert rank.pop("same in parts") == same
         assert rank == {
             "whole": 120,
             "split": 60,

@@ -136,13 +136,15 @@ def check(folder: Path, cases: dict[str, tuple[str, int, dict[str, Any]]]) -> No
 
 @pytest.mark.ranks
 def test_sums_in_fp32_are_those_of_fp32(tmp_path: Path) -> None:
-    check(tmp_path, {"stage 1": ("bfloat16", 1, {}), "stage 2": ("bfloat16", 2, {})})
+    check(tmp_path, {"stage 1": ("bfloat16", 1, {})})
 
 
 @pytest.mark.ranks
 @pytest.mark.slow
 def test_sums_in_fp32_in_every_stage_and_place(tmp_path: Path) -> None:
-    cases: dict[str, tuple[str, int, dict[str, Any]]] = {"stage 3": ("bfloat16", 3, {})}
+    cases: dict[str, tuple[str, int, dict[str, Any]]] = {
+        f"stage {stage}": ("bfloat16", stage, {}) for stage in (2, 3)
+    }
     for stage in (1, 2, 3):
         offloaded = {"stage": stage, "offload_optimizer": {"device": "cpu"}}
         cases[f"fp16 {stage}"] = ("fp16", stage, {})

@@ -22,7 +22,7 @@ STEPS, BATCH = 12, 8
 # With a validation half-way and at the end.
 EVERY = 6
 # Ranks and ZeRO stage.
-LAYOUTS = [(1, 1), (2, 1), (4, 1), (1, 0), (2, 0)]
+LAYOUTS = [(1, 1), (4, 1), (2, 0)]
 KEPT_APART = {"reset_position_ids": True, "reset_attention_mask": True}
 # The norm of the gradient is above this in some steps and below it in others.
 CLIPPING = 0.7
@@ -103,8 +103,7 @@ def test_they_agree_on_documents_that_are_kept_apart(runs: Path, name: str) -> N
     one = series(runs / "1-zero1-apart", name)
     together = series(runs / "1-zero1", name)
     assert all(a != b for a, b in zip(one, together, strict=True))
-    for ranks in (2, 4):
-        assert series(runs / f"{ranks}-zero1-apart", name) == pytest.approx(one, rel=1e-5), ranks
+    assert series(runs / "4-zero1-apart", name) == pytest.approx(one, rel=1e-5)
 
 
 @pytest.mark.ranks
