@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from megatron.checkpointing.find import find_checkpoint
-from megatron.checkpointing.folders import read_latest
 from megatron.checkpointing.looking import CheckpointInfo
 from megatron.errors import CheckpointError
 from megatron.logging import get_logger
@@ -36,7 +33,7 @@ def find_start(args: NeoXArgs, world: World) -> CheckpointInfo | None:
     )
     if found is not None:
         args.check_runtime(iteration=found.step)
-    elif args.checkpointing.finetune:
+    elif settings.finetune:
         raise CheckpointError(
             f"load: {load} holds no checkpoint\n"
             "  expected: the weights to start from, because of finetune: true\n"
@@ -45,17 +42,10 @@ def find_start(args: NeoXArgs, world: World) -> CheckpointInfo | None:
         )
     elif settings.save in (None, load):
         log.info("no checkpoint in %s yet: starting from step 0", load)
-    elif latest := world.broadcast(read_latest(Path(settings.save))):
-        raise CheckpointError(
-            f"load: {load} holds no checkpoint, and save, which is another folder, holds {latest}\n"
-            f"  found: save: {settings.save}; a run from step 0 would put its checkpoints among those\n"
-            "  to do: set load to the folder to go on from, or save to a new one",
-            everywhere=True,
-        )
     elif world.is_first:
         log.warning(
             "load: no checkpoint in %s: starting from step 0 (save is another folder: %s)",
             load,
-            args.checkpointing.save,
+            settings.save,
         )
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from megatron.checkpointing.find_start import find_start
 from megatron.checkpointing.fitting import require_fit
@@ -23,10 +23,12 @@ class Foreseen:
     """Attributes:
     found: the checkpoint that a run would start from; None for none, or one that is not whole.
     refusal: what the run would say and end with; empty where it would start.
+    key: of the configuration, which the refusal is about.
     """
 
     found: CheckpointInfo | None
     refusal: str = ""
+    key: Literal["load", "save"] = "load"
 
 
 def foresee_start(
@@ -38,14 +40,17 @@ def foresee_start(
     tokenizer is left to the run. So is the ``schedule`` of the learning rate where it is not known yet.
     """
     found = None
+    key: Literal["load", "save"] = "load"
     try:
         world = World(num_nodes=nodes)
         found = find_start(args, world)
+        key = "save"
         refuse_to_replace(args, found, world, train_iters=args.training.train_iters)
+        key = "load"
         if found is not None:
             _require_fit(found, args, ranks, schedule)
     except NeoXError as error:
-        return Foreseen(found, str(error))
+        return Foreseen(found, str(error), key)
     return Foreseen(found)
 
 

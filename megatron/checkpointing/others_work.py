@@ -40,7 +40,8 @@ def refuse_to_replace(
         return  # it is done, and saves nothing
     root = Path(save)
     looks = world.is_local_first if settings.use_node_local_storage else world.is_first
-    there = together(world, (lambda: steps_with_manifest(root)) if looks else None)
+    sees = _steps_there if found is None else steps_with_manifest
+    there = together(world, (lambda: sees(root)) if looks else None)
     steps = sorted({step for seen in there for step in seen or ()})
     # Those behind the step it starts from stay, unless old ones are removed, or it starts from nothing.
     stay = found is not None and settings.keep_last_n_checkpoints is None
@@ -60,6 +61,15 @@ def refuse_to_replace(
         "else set save to a new folder, or move these away",
         everywhere=True,
     )
+
+
+def _steps_there(root: Path) -> tuple[int, ...]:
+    """Those of our checkpoints, and of the one that ``latest`` names, perhaps GPT-NeoX's.
+
+    Where a run starts from nothing. One that goes on from something may stand beside GPT-NeoX's checkpoint.
+    """
+    named = folders.step_of(folders.read_latest(root) or "")
+    return (*steps_with_manifest(root), *(() if named is None else (named,)))
 
 
 def _why_from_nothing(load: str | None) -> str:

@@ -16,8 +16,8 @@ from megatron.checkpointing.together import together
 from megatron.errors import CheckpointError
 from megatron.runtime.durable import write_file
 from megatron.runtime.file_lock import try_lock
-from megatron.runtime.fs_barrier import PROBE_PREFIX
 from megatron.runtime.fs_probe import look_around
+from megatron.runtime.leftovers import PROBE_PREFIX, remove_stale
 from megatron.runtime.world import World
 
 LOCK_NAME = ".lock"
@@ -93,6 +93,9 @@ def claimed_save_folder(
             os.close(lock)
             raise
         held.append(lock)
+        with suppress(OSError):  # of an earlier start that was killed; at worst it stays
+            os.utime(lock)
+            remove_stale(root, now=os.fstat(lock).st_mtime)
 
     try:
         try:

@@ -14,7 +14,7 @@ from megatron.doctor.needs import Needs
 from megatron.monitor.units import bytes_text
 from megatron.neox_arguments import NeoXArgs
 from megatron.runtime.file_systems import FileSystem, existing_part, file_system_of
-from megatron.runtime.fs_barrier import PROBE_PREFIX
+from megatron.runtime.leftovers import PROBE_PREFIX
 
 INDEX_STORE: Final = "index store"
 

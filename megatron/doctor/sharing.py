@@ -12,7 +12,7 @@ from megatron.doctor.finding import ByHost, Finding, names
 from megatron.doctor.folders import INDEX_STORE, RunFolder
 from megatron.monitor.units import duration_text
 from megatron.runtime.file_systems import existing_part
-from megatron.runtime.fs_barrier import PROBE_PREFIX, list_folder
+from megatron.runtime.leftovers import PROBE_PREFIX, list_folder
 
 SEEN_WITHIN: Final = 10.0  # seconds that a network file system gets to show a new name
 _SLOW_TO_SHOW: Final = 3.0

@@ -54,8 +54,7 @@ def load_facts(
     if steps is not None:  # else the data says how many
         schedule = LRSchedule.of(args.lr_schedule, lr=args.optim.lr, train_iters=steps).as_dict()
     seen = foresee_start(args, ranks=ranks, nodes=nodes, schedule=schedule)
-    is_about_save = seen.refusal.startswith("save: ")
-    refusal = with_place(args, seen.refusal, ("save",) if is_about_save else ("load",))
+    refusal = with_place(args, seen.refusal, (seen.key,))
     if load is None:
         return LoadFacts("not set: the run starts from step 0", refusal) if refusal else None
     if seen.found is None:

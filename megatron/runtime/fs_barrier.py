@@ -16,7 +16,6 @@ that what other runs have left behind means nothing here.
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 import time
 import uuid
@@ -32,15 +31,18 @@ from megatron.errors import BarrierError, NeoXError, words_of
 from megatron.logging import get_logger
 from megatron.runtime.durable import new_file, sync_folder
 from megatron.runtime.heartbeat import Heartbeat
+from megatron.runtime.leftovers import (
+    BUILD_PREFIX,
+    FAILED_PREFIX,
+    HEARTBEAT_NAME,
+    list_folder,
+    remove_stale,
+)
 from megatron.runtime.world import World
 
 T = TypeVar("T")
 log = get_logger(__name__)
 
-BUILD_PREFIX: Final = ".build-"
-FAILED_PREFIX: Final = ".failed-"
-PROBE_PREFIX: Final = ".probe-"
-_HEARTBEAT: Final = "heartbeat"
 _FAILURE: Final = "failed.txt"
 
 _MANY: Final = 8  # things to build, from which on several are built at a time
@@ -50,20 +52,11 @@ _BUILDERS: Final = 8
 _LISTING_PERIOD: Final = 0.5  # at most 2 listings a second, all processes of a node together
 _LONGEST_PAUSE: Final = 5.0
 _DEAD_AFTER: Final = 30.0  # without a change of the heartbeat, on the waiter's clock
-_STALE_AFTER: Final = 600.0  # then what a dead run has left is removed
 
 
 def is_builder(world: World, use_shared_fs: bool) -> bool:
     """Whether this rank builds: one per file system. Nothing else decides this."""
     return world.rank == 0 if use_shared_fs else world.local_rank == 0
-
-
-def list_folder(folder: Path) -> set[str]:
-    """The names in ``folder``; none where it does not exist (yet)."""
-    try:
-        return set(os.listdir(folder))
-    except FileNotFoundError:
-        return set()
 
 
 @dataclass(frozen=True)
@@ -193,8 +186,8 @@ class PrivateFolder:
         self.path = root / (BUILD_PREFIX + run)
         root.mkdir(parents=True, exist_ok=True)
         self.path.mkdir()
-        self._heartbeat = Heartbeat(self.path / _HEARTBEAT)
-        _remove_stale(root, now=(self.path / _HEARTBEAT).stat().st_mtime)
+        self._heartbeat = Heartbeat(self.path / HEARTBEAT_NAME)
+        remove_stale(root, now=(self.path / HEARTBEAT_NAME).stat().st_mtime)
 
     def __enter__(self) -> PrivateFolder:
         return self
@@ -239,21 +232,6 @@ class PrivateFolder:
         return True
 
 
-def _remove_stale(root: Path, now: float) -> None:
-    """Remove what dead runs left behind. ``now`` is the time on the file system's clock, in seconds."""
-    for name in list_folder(root):
-        if not name.startswith((BUILD_PREFIX, FAILED_PREFIX, PROBE_PREFIX)):
-            continue
-        left, heartbeat = root / name, root / name / _HEARTBEAT
-        try:
-            age = now - (heartbeat if heartbeat.exists() else left).stat().st_mtime
-            if age > _STALE_AFTER:
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
-                log.info("%s: removed, left behind %d minutes ago", left, age // 60)
-        except OSError as error:  # gone meanwhile, or another user's
-            log.debug("%s: not removed: %s", left, error)
-
-
 def _wait_for(
     names: Sequence[str], run: str, task: Task[T], world: World, timeout_s: float
 ) -> None:
@@ -278,7 +256,7 @@ def _wait_for(
         ]
         if not pending:
             return
-        now, beat = time.monotonic(), _read(private / _HEARTBEAT)
+        now, beat = time.monotonic(), _read(private / HEARTBEAT_NAME)
         if beat != heartbeat:
             heartbeat, last_change = beat, now
         why = None

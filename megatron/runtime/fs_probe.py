@@ -18,7 +18,7 @@ from typing import Final
 from megatron.errors import BarrierError
 from megatron.logging import get_logger
 from megatron.runtime.file_systems import is_of_one_host
-from megatron.runtime.fs_barrier import PROBE_PREFIX, list_folder
+from megatron.runtime.leftovers import PROBE_PREFIX, list_folder
 from megatron.runtime.world import World
 
 log = get_logger(__name__)

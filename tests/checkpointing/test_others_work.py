@@ -86,6 +86,17 @@ def test_what_is_usual_goes_on(root: Path, changes: dict[str, Any]) -> None:
     assert said(**changes) == ""
 
 
+def test_one_of_gpt_neox_is_not_joined_by_a_run_from_nothing(root: Path) -> None:
+    (root / "neox" / "global_step7").mkdir(parents=True)  # no manifest
+    assert said(load=None, save="neox") == ""  # and nothing names it
+    (root / "neox" / "latest").write_text("global_step7")
+    for load in (None, "misspelt"):
+        assert said(load=load, save="neox").startswith("save: neox holds global_step7, which this")
+    assert said(load="first", save="neox") == ""  # it stays beside the run's own
+    (root / "neox" / "latest").write_text("something")
+    assert "expected: the name of a folder, global_step<N>" in said(load=None, save="neox")
+
+
 @pytest.mark.usefixtures("root")
 def test_a_check_foresees_it() -> None:
     args = NeoXArgs.from_dict(small(load=None, save="second", train_iters=100))

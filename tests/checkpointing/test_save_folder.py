@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from megatron.checkpointing import check_save_folder
+from megatron.checkpointing.save_folder import claimed_save_folder
 from megatron.errors import CheckpointError
 from megatron.runtime.world import World
 from tests.support.mounts import can_mount, use_private_mounts
@@ -66,3 +69,13 @@ def test_one_node_that_cannot_write_stops_all(tmp_path: Path, why: str, options:
 def test_nothing_is_left_where_all_is_well(tmp_path: Path) -> None:
     check_save_folder(tmp_path / "new" / "folder", world=World())
     assert list((tmp_path / "new" / "folder").iterdir()) == []
+
+
+def test_what_a_killed_start_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    for name, minutes in ((".probe-dead", 11), (".probe-of-a-start-now", 1), ("global_step5", 99)):
+        (tmp_path / name).touch()
+        then = time.time() - 60 * minutes
+        os.utime(tmp_path / name, (then, then))
+    with claimed_save_folder(tmp_path, world=World()):
+        assert not (tmp_path / ".probe-dead").exists()
+    assert set(os.listdir(tmp_path)) == {".probe-of-a-start-now", "global_step5"}

@@ -17,15 +17,8 @@ import pytest
 
 from megatron.errors import BarrierError, DataError
 from megatron.runtime import fs_barrier, heartbeat
-from megatron.runtime.fs_barrier import (
-    BUILD_PREFIX,
-    FAILED_PREFIX,
-    PROBE_PREFIX,
-    Task,
-    build_or_wait,
-    is_builder,
-    open_alike,
-)
+from megatron.runtime.fs_barrier import Task, build_or_wait, is_builder, open_alike
+from megatron.runtime.leftovers import BUILD_PREFIX, FAILED_PREFIX
 from megatron.runtime.world import World
 from tests.support.ranks import run_outcomes, run_ranks
 
@@ -145,19 +138,12 @@ def test_a_full_disk_is_said_with_the_key(tmp_path: Path) -> None:
     assert "set the_key to another folder" in str(caught.value)
 
 
-def test_what_dead_runs_left_is_removed_after_ten_minutes(tmp_path: Path) -> None:
-    for name, minutes in [("old", 11), ("young", 9)]:
-        for prefix in (BUILD_PREFIX, FAILED_PREFIX):
-            folder = tmp_path / (prefix + name)
-            folder.mkdir()
-            (folder / "heartbeat").write_text("7\n")
-            then = time.time() - 60 * minutes
-            os.utime(folder / "heartbeat", (then, then))
-        (tmp_path / (PROBE_PREFIX + name)).touch()
-        os.utime(tmp_path / (PROBE_PREFIX + name), (then, then))
+def test_a_builder_removes_what_dead_runs_left(tmp_path: Path) -> None:
+    left = tmp_path / (BUILD_PREFIX + "dead")
+    left.mkdir()
+    os.utime(left, (time.time() - 660, time.time() - 660))
     have(World(), tmp_path)
-    young = {prefix + "young" for prefix in (BUILD_PREFIX, FAILED_PREFIX, PROBE_PREFIX)}
-    assert published(tmp_path) == {*NAMES, *young}
+    assert published(tmp_path) == set(NAMES)
 
 
 def test_the_heartbeat_runs_while_its_parent_lives(tmp_path: Path) -> None:

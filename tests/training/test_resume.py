@@ -210,9 +210,7 @@ def test_only_what_was_trained_goes_on(tmp_path: Path) -> None:
     assert "other content" not in seed
     assert "data_order" not in seed
     assert "misspelt holds no checkpoint\n  expected: the weights to start from" in missing
-    assert (
-        "misspelt holds no checkpoint, and save, which is another folder, holds global_step2"
-        in elsewhere
-    )
+    assert "checkpoints holds global_step2, which this run does not go on from" in elsewhere
+    assert "misspelt holds no checkpoint: its own would go among them" in elsewhere
     saved = sorted(path.name for path in (tmp_path / "checkpoints").glob("global_step*"))
     assert saved == ["global_step0", "global_step2"]
